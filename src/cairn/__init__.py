@@ -1,0 +1,125 @@
+"""cairn: Flink's keyed state, checkpoints and rollback for PySpark Structured Streaming.
+
+The public names are loaded on first use, so that importing the package costs nothing where only a part is needed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "cairn.api.environment": ("StreamExecutionEnvironment",),
+    "cairn.api.stream": ("DataStream", "KeyedStream"),
+    "cairn.api.job": ("JobHandle", "JobStatus"),
+    "cairn.api.sinks": ("FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
+    "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
+    "cairn.errors": (
+        "CairnError", "CorruptFileError", "EpochFailedError", "FencedError", "IncompatibleStateError", "InternalError",
+        "InvalidInputError", "NotFoundError", "StateMisuseError", "StateTypeError", "StorageError", "UserFunctionError",
+    ),
+    "cairn.model.descriptors": (
+        "AggregatingStateDescriptor", "ListStateDescriptor", "MapStateDescriptor", "ReducingStateDescriptor",
+        "StateTtlConfig", "Time", "ValueStateDescriptor",
+    ),
+    "cairn.model.functions": (
+        "AggregateFunction", "KeyedProcessFunction", "ReduceFunction", "RuntimeContext", "TimeDomain",
+    ),
+    "cairn.model.types": ("Types",),
+    "cairn.runtime.operator": ("BatchContext",),
+}  # fmt: skip
+_WHERE = {name: home for home, names in _HOMES.items() for name in names}
+
+if TYPE_CHECKING:
+    from cairn.api.backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
+    from cairn.api.environment import StreamExecutionEnvironment
+    from cairn.api.job import JobHandle, JobStatus
+    from cairn.api.sinks import FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
+    from cairn.api.stream import DataStream, KeyedStream
+    from cairn.errors import (
+        CairnError,
+        CorruptFileError,
+        EpochFailedError,
+        FencedError,
+        IncompatibleStateError,
+        InternalError,
+        InvalidInputError,
+        NotFoundError,
+        StateMisuseError,
+        StateTypeError,
+        StorageError,
+        UserFunctionError,
+    )
+    from cairn.model.descriptors import (
+        AggregatingStateDescriptor,
+        ListStateDescriptor,
+        MapStateDescriptor,
+        ReducingStateDescriptor,
+        StateTtlConfig,
+        Time,
+        ValueStateDescriptor,
+    )
+    from cairn.model.functions import (
+        AggregateFunction,
+        KeyedProcessFunction,
+        ReduceFunction,
+        RuntimeContext,
+        TimeDomain,
+    )
+    from cairn.model.types import Types
+    from cairn.runtime.operator import BatchContext
+
+__all__ = [
+    "AggregateFunction",
+    "AggregatingStateDescriptor",
+    "BatchContext",
+    "CairnError",
+    "CorruptFileError",
+    "DataStream",
+    "EmbeddedRocksDBStateBackend",
+    "EpochFailedError",
+    "FencedError",
+    "FileSink",
+    "ForeachEpochSink",
+    "HashMapStateBackend",
+    "IncompatibleStateError",
+    "InternalError",
+    "InvalidInputError",
+    "JobHandle",
+    "JobStatus",
+    "KeyedProcessFunction",
+    "KeyedStream",
+    "ListStateDescriptor",
+    "LmdbStateBackend",
+    "MapStateDescriptor",
+    "NoopSink",
+    "NotFoundError",
+    "PrintSink",
+    "ReduceFunction",
+    "ReducingStateDescriptor",
+    "RuntimeContext",
+    "StateMisuseError",
+    "StateTtlConfig",
+    "StateTypeError",
+    "StorageError",
+    "StreamExecutionEnvironment",
+    "TableSink",
+    "Time",
+    "TimeDomain",
+    "Types",
+    "UserFunctionError",
+    "ValueStateDescriptor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _WHERE.get(name)
+    if home is None:
+        raise AttributeError(f"module 'cairn' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

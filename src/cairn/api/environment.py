@@ -1,0 +1,251 @@
+"""The way in: `StreamExecutionEnvironment` collects streams, operators and sinks, and starts them as a job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cairn import config as configuration
+from cairn.api.backends import BackendChoice
+from cairn.api.job import JobHandle
+from cairn.api.recovery import Recovered, recover
+from cairn.api.sinks import BaseSink
+from cairn.api.spark import (
+    SparkCluster,
+    collector,
+    compaction_job,
+    local_session,
+    query_settings,
+    refuse_native_state,
+    tagged_union,
+)
+from cairn.api.stream import DataStream
+from cairn.config import DEFAULT_DIRECTORY, Settings
+from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.epochs import EpochLoop, OperatorPlan
+from cairn.coordinator.offsets import LocalOffsets
+from cairn.errors import InvalidInputError
+from cairn.model import keygroups
+from cairn.runtime.operator import OperatorSpec
+from cairn.state.backend import load_backend
+from cairn.storage import layout
+from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
+
+_log = logging.getLogger("cairn.api")
+CONFIG_VARIABLE = "CAIRN_CONFIG"
+
+
+class StreamExecutionEnvironment:
+    """A job in the making. Get one with `get_execution_environment`, execute it once."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.spark = spark
+        self._settings = settings
+        self._uids: set[str] = set()
+        self._operators: list[OperatorSpec] = []
+        self._sinks: list[tuple[DataStream, BaseSink]] = []
+        self._timers = False
+        self._trigger: dict[str, Any] = {}
+        self._executed = False
+        self._collector: Any = None
+
+    @staticmethod
+    def get_execution_environment(
+        spark: SparkSession | None = None, config: Mapping[str, Any] | None = None
+    ) -> StreamExecutionEnvironment:
+        """An environment on the given Spark session, on the active one, or on a local one that is started.
+
+        `config` takes Flink's keys; what `cairn run` was told by `-D`, `-p` and `--master` wins over it, and the
+        `set_*` methods win over both.
+        """
+        told = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
+        settings = configuration.parse(config or {}, told)
+        load_backend(settings.backend)
+        if spark is None:
+            spark = local_session(settings.spark)
+        if not hasattr(spark, "_jsparkSession"):
+            raise InvalidInputError("cairn needs a classic Spark session; Spark Connect has no way to reach the tasks")
+        return StreamExecutionEnvironment(spark, settings)
+
+    def set_parallelism(self, parallelism: int) -> StreamExecutionEnvironment:
+        """The number of subtasks of every operator. Call it before operators are added."""
+        self._no_operators_yet("set_parallelism")
+        keygroups.validate(parallelism, self._settings.max_parallelism or keygroups.MAX_PARALLELISM_LIMIT)
+        self._settings = replace(self._settings, parallelism=parallelism)
+        return self
+
+    def set_max_parallelism(self, max_parallelism: int) -> StreamExecutionEnvironment:
+        """The number of key groups: the highest parallelism that the job can ever have. Fixed at its first start."""
+        self._no_operators_yet("set_max_parallelism")
+        keygroups.validate(1, max_parallelism)
+        self._settings = replace(self._settings, max_parallelism=max_parallelism)
+        return self
+
+    def get_parallelism(self) -> int:
+        return self._parallelism()[0]
+
+    def get_max_parallelism(self) -> int:
+        return self._parallelism()[1]
+
+    def set_state_backend(self, backend: BackendChoice) -> StreamExecutionEnvironment:
+        """`LmdbStateBackend()`, `HashMapStateBackend()`, `EmbeddedRocksDBStateBackend()`, or the name of another one."""
+        self._no_operators_yet("set_state_backend")
+        name = backend if isinstance(backend, str) else getattr(backend, "name", "")
+        load_backend(name)
+        self._settings = replace(self._settings, backend=name)
+        return self
+
+    def set_trigger(
+        self, processing_time: str | None = None, available_now: bool = False
+    ) -> StreamExecutionEnvironment:
+        """How often an epoch starts (`processing_time="1 second"`), or `available_now=True`: run what is there, then finish."""
+        if bool(processing_time) == bool(available_now):
+            raise InvalidInputError("set_trigger takes either processing_time='1 second' or available_now=True")
+        self._trigger = {"availableNow": True} if available_now else {"processingTime": str(processing_time)}
+        return self
+
+    def from_df(self, df: DataFrame) -> DataStream:
+        """A stream of any streaming DataFrame."""
+        if not isinstance(df, DataFrame):
+            raise InvalidInputError(f"from_df takes a Spark DataFrame, not {type(df).__name__}")
+        if not df.isStreaming:
+            raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
+        refuse_native_state(df)
+        return DataStream(self, df)
+
+    def execute(self, job_name: str) -> JobHandle:
+        """Run the job until it finishes or fails; an error of the job is raised here."""
+        job = self.execute_async(job_name)
+        job.await_termination()
+        return job
+
+    def execute_async(self, job_name: str) -> JobHandle:
+        """Start the job and return at once. A job of this name that ran before goes on where it stopped."""
+        if self._executed:
+            raise InvalidInputError("this environment was executed already; make a new one for another job")
+        if not self._sinks:
+            raise InvalidInputError("the job has no sink; add one with stream.sink_to(...), NoopSink() if need be")
+        parallelism, groups = self._parallelism()
+        settings = self._settings
+        if not settings.directory:
+            settings = replace(settings, directory=DEFAULT_DIRECTORY)
+            _log.warning(
+                "no directory is configured; using %s (set execution.checkpointing.dir to choose another)",
+                os.path.abspath(DEFAULT_DIRECTORY),
+            )
+        job_id = layout.checked(settings.job_id or layout.slug(job_name), "job id")
+        files = LocalFileSystem(os.path.join(local_root(settings.directory), job_id))
+        recovered = recover(
+            files, job_id, job_name, settings, parallelism, groups,
+            [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
+        )  # fmt: skip
+        self._executed = True
+        return self._start(job_name, files, recovered, replace(settings, parallelism=parallelism))
+
+    def _start(self, name: str, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> JobHandle:
+        spark = self.spark
+        streams: list[DataStream] = []
+        for stream, _ in self._sinks:
+            if not any(stream.df is known.df for known in streams):
+                streams.append(stream)
+        sinks = [sink for _, sink in self._sinks]
+        for stream, sink in self._sinks:
+            sink.start(spark, files.root, stream.df.schema)
+        tags: dict[str, int] = {}
+        frame = streams[0].df
+        if len(streams) > 1:
+            frame = tagged_union([stream.df for stream in streams])
+            for stream, sink in self._sinks:
+                tags[sink.uid] = next(i for i, known in enumerate(streams) if known.df is stream.df)
+        spark_folder = os.path.join(files.root, layout.SPARK)
+        compactor = Compactor(
+            compaction_job(spark, files.root, recovered.run.run), settings.compaction_chain, settings.parallelism
+        )
+        handle = JobHandle(name, recovered, files.root)
+        loop = EpochLoop(
+            files=files,
+            identity=recovered.identity,
+            run=recovered.run.run,
+            operators=[OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators],
+            sinks=sinks,
+            cluster=SparkCluster(spark, self._acks(), tags),
+            offsets=LocalOffsets(spark_folder),
+            settings=settings,
+            current=recovered.manifest,
+            compactor=compactor,
+            listener=handle._on_epoch,
+        )
+        with query_settings(spark):
+            frame = self._with_ticks(frame)
+            writer = frame.writeStream.foreachBatch(handle._guarded(loop.run_epoch))
+            writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
+            query = writer.start()
+        handle._attach(query, compactor)
+        return handle
+
+    def _effective_trigger(self) -> dict[str, Any]:
+        if self._trigger:
+            return self._trigger
+        return {"processingTime": "1 second" if self._timers else "0 seconds"}
+
+    def _with_ticks(self, frame: DataFrame) -> DataFrame:
+        """With timers in the job, an epoch runs at every trigger, so that time goes on when no data arrives."""
+        if not self._timers:
+            return frame
+        ticks = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+        nothing = ticks.filter(F.col("value") < 0).select(
+            *[F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+        )
+        return frame.union(nothing)
+
+    # Used by streams.
+
+    def _parallelism(self) -> tuple[int, int]:
+        settings = self._settings
+        parallelism = settings.parallelism or self.spark.sparkContext.defaultParallelism
+        groups = settings.max_parallelism or keygroups.default_max_parallelism(parallelism)
+        keygroups.validate(parallelism, groups)
+        return parallelism, groups
+
+    def _claim_uid(self, uid: str | None, base: str, what: str) -> str:
+        if uid is None:
+            if not self._settings.auto_uids:
+                raise InvalidInputError(f"the {what} '{base}' has no uid, and pipeline.auto-generate-uids is false")
+            number = 1 + sum(1 for known in self._uids if known.startswith(f"auto-{base}-"))
+            uid = f"auto-{base}-{number}"
+            if what == "operator":
+                warnings.warn(
+                    f"operator '{base}' has no uid and is called '{uid}' by its place in the job. Set uid=...: its state "
+                    "is found by the uid, and a generated one changes when operators are added or removed before it.",
+                    stacklevel=4,
+                )
+        layout.checked(uid, f"{what} uid")
+        if uid in self._uids:
+            raise InvalidInputError(f"the uid '{uid}' is used twice; every operator and sink needs its own", uid=uid)
+        self._uids.add(uid)
+        return uid
+
+    def _no_operators_yet(self, call: str) -> None:
+        if self._operators:
+            raise InvalidInputError(f"call {call} before the first operator is added")
+
+    def _add_operator(self, spec: OperatorSpec, timers: bool) -> None:
+        self._operators.append(spec)
+        self._timers = self._timers or timers
+
+    def _add_sink(self, stream: DataStream, sink: BaseSink) -> None:
+        self._sinks.append((stream, sink))
+
+    def _acks(self) -> Any:
+        if self._collector is None:
+            self._collector = collector(self.spark.sparkContext)
+        return self._collector

@@ -1,0 +1,159 @@
+"""The handle of a started job: what it does, waiting for it, stopping it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from cairn.api.recovery import Recovered
+from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.epochs import EpochReport
+from cairn.errors import CairnError, EpochFailedError, from_traceback
+
+_log = logging.getLogger("cairn.job")
+
+
+class JobStatus(Enum):
+    """Flink's words."""
+
+    CREATED = "CREATED"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+
+
+class JobHandle:
+    """A running or ended job, as `env.execute_async` returns it."""
+
+    def __init__(self, name: str, recovered: Recovered, directory: str) -> None:
+        self.name = name
+        self.job_id = recovered.identity.job_id
+        self.run = recovered.run.run
+        self.directory = directory
+        self.restored_epoch = recovered.manifest.epoch if recovered.manifest is not None else None
+        self._query: Any = None
+        self._compactor: Compactor | None = None
+        self._reports: deque[EpochReport] = deque(maxlen=1000)
+        self._listeners: list[Callable[[EpochReport], None]] = []
+        self._error: BaseException | None = None
+        self._canceled = False
+        self._lock = threading.Lock()
+        self._busy = threading.Lock()
+
+    def status(self) -> JobStatus:
+        """RUNNING, or how it ended."""
+        if self._query is None:
+            return JobStatus.CREATED
+        if self._query.isActive:
+            return JobStatus.RUNNING
+        if self._failure() is not None:
+            return JobStatus.FAILED
+        return JobStatus.CANCELED if self._canceled else JobStatus.FINISHED
+
+    def epochs(self) -> list[EpochReport]:
+        """Reports of the epochs of this run, oldest first, at most the last thousand."""
+        with self._lock:
+            return list(self._reports)
+
+    def add_epoch_listener(self, listener: Callable[[EpochReport], None]) -> None:
+        """Call `listener(report)` after every epoch, on the thread of the stream: keep it short."""
+        self._listeners.append(listener)
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the job has ended, at most `timeout` seconds; True if it has. A failed job raises its error."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._query.isActive:
+            left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            try:
+                self._query.awaitTermination(left)
+            except Exception:  # the query's error is told below, in our words
+                break
+        self._settle()
+        failure = self._failure()
+        if failure is not None:
+            raise failure
+        return True
+
+    def cancel(self, grace: float = 30.0) -> None:
+        """Stop the job. The running epoch may finish within `grace` seconds; after that it is given up, and the next
+        run repeats it. What is committed stays.
+        """
+        if self._query is not None and self._query.isActive:
+            self._canceled = True
+            idle = self._busy.acquire(timeout=grace)
+            try:
+                self._query.stop()
+            finally:
+                if idle:
+                    self._busy.release()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._compactor is not None:
+            self._compactor.wait(30)
+
+    def exception(self) -> CairnError | None:
+        """Why the job failed; None while it runs or when it ended well."""
+        return self._failure()
+
+    def _failure(self) -> CairnError | None:
+        if self._query is None or self._canceled:
+            return None
+        spark_error = self._query.exception()
+        if self._error is None and spark_error is None:
+            return None
+        own = self._error
+        if isinstance(own, CairnError):
+            return own
+        text = f"{own}\n{spark_error}"
+        carried = from_traceback(text)
+        if carried is None:
+            carried = EpochFailedError(f"job '{self.name}' failed: {_first_lines(str(own or spark_error))}")
+        carried.__cause__ = own if own is not None else spark_error
+        return carried
+
+    # Called by the environment.
+
+    def _attach(self, query: Any, compactor: Compactor) -> None:
+        self._query = query
+        self._compactor = compactor
+
+    def _on_epoch(self, report: EpochReport) -> None:
+        with self._lock:
+            self._reports.append(report)
+        for listener in list(self._listeners):
+            try:
+                listener(report)
+            except Exception:
+                _log.exception("an epoch listener raised; the job goes on")
+
+    def _guarded(self, run_epoch: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+        """Keep the error itself: Spark only passes its text on."""
+
+        def call(frame: Any, batch: int) -> None:
+            if self._canceled:  # returning would make Spark commit a batch that did not happen
+                raise EpochFailedError(f"job '{self.name}' is being canceled; batch {batch} is left to the next run")
+            with self._busy:
+                try:
+                    run_epoch(frame, batch)
+                except BaseException as error:
+                    if not self._canceled:
+                        self._error = error
+                    raise
+
+        return call
+
+    def __repr__(self) -> str:
+        return f"<job {self.job_id!r} run {self.run}: {self.status().value}>"
+
+
+def _first_lines(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[:8])

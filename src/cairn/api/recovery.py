@@ -1,0 +1,151 @@
+"""What a new run starts from: the job's identity, the newest committed epoch, and whether both logs agree.
+
+A job's directory holds two logs, cairn's manifests and Spark's own. A run starts only when they fit together; anything
+else is an error that says what is missing and what is still intact. State is never started empty in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cairn.config import Settings
+from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
+from cairn.model.manifest import Manifest
+from cairn.storage import layout
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import (
+    IncompleteManifestError,
+    JobIdentity,
+    ManifestStore,
+    RunRecord,
+    Runs,
+    create_identity,
+    load_identity,
+)
+
+_log = logging.getLogger("cairn.job")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Everything a run knows before its first epoch."""
+
+    identity: JobIdentity
+    run: RunRecord
+    manifest: Manifest | None
+
+
+def recover(
+    files: LocalFileSystem,
+    job_id: str,
+    name: str,
+    settings: Settings,
+    parallelism: int,
+    max_parallelism: int,
+    uids: Sequence[str],
+    now_ms: int,
+) -> Recovered:
+    """Take the job over and find its newest committed epoch."""
+    identity = load_identity(files)
+    if identity is None:
+        if os.path.isdir(files.root) and os.listdir(files.root):
+            raise InvalidInputError(
+                f"{files.root} is not empty and holds no cairn job; choose another job name or directory, or move what "
+                "is there away",
+                path=files.root,
+            )
+        identity = create_identity(files, job_id, name, max_parallelism)
+    if identity.name != name:
+        raise InvalidInputError(
+            f"{files.root} belongs to the job '{identity.name}', not to '{name}'; choose another name, or set "
+            "pipeline.job-id",
+            path=files.root,
+        )
+    if identity.max_parallelism != max_parallelism:
+        raise IncompatibleStateError(
+            f"Max parallelism mismatch: job '{name}' was started with {identity.max_parallelism} key groups, which is "
+            f"fixed for its life; this run asks for {max_parallelism}. Call set_max_parallelism({identity.max_parallelism}).",
+            stored=identity.max_parallelism,
+        )
+    run = Runs(files).take(parallelism, now_ms)
+    manifest = _newest(files, run.run)
+    _compare_logs(files, manifest)
+    if manifest is not None:
+        if manifest.incarnation != identity.incarnation:
+            raise CorruptFileError(
+                f"the manifest of epoch {manifest.epoch} in {files.root} belongs to another job; the directory has been mixed up"
+            )
+        _check_unclaimed(manifest, uids, settings)
+        _log.info("job %s, run %d: going on from epoch %d", name, run.run, manifest.epoch)
+    else:
+        _log.info("job %s, run %d: starting with empty state", name, run.run)
+    return Recovered(identity, run, manifest)
+
+
+def _newest(files: LocalFileSystem, run: int) -> Manifest | None:
+    """The newest committed epoch. A manifest that was never written whole is set aside: its epoch did not happen."""
+    store = ManifestStore(files)
+    for epoch in reversed(store.epochs()):
+        try:
+            return store.load(epoch)
+        except IncompleteManifestError as error:
+            if spark_batches(files.root, "commits")[-1:] >= [epoch]:
+                raise
+            moved = store.set_aside(epoch, run)
+            _log.warning("%s; epoch %d was not committed, the file is now %s", error.message, epoch, moved)
+        except CorruptFileError as error:
+            older = [e for e in store.epochs() if e < epoch]
+            raise CorruptFileError(
+                f"{error.message}. The manifest of epoch {epoch} is the newest one, so the job stops here rather than "
+                f"lose it. Manifests of older epochs: {', '.join(map(str, older[-5:])) or 'none'}. Bring the file back "
+                "from a copy, then start the job again.",
+                **error.facts,
+            ) from error
+    return None
+
+
+def spark_batches(job_dir: str, log: str) -> list[int]:
+    """The batch numbers in one of Spark's logs, ascending."""
+    try:
+        names = os.listdir(os.path.join(job_dir, layout.SPARK, log))
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
+    committed = spark_batches(files.root, "commits")
+    planned = spark_batches(files.root, "offsets")
+    newest = manifest.epoch if manifest is not None else -1
+    if committed and committed[-1] > newest:
+        raise CorruptFileError(
+            f"Spark's log in {files.root}/spark has committed batch {committed[-1]}, but the newest manifest is "
+            f"{'of epoch ' + str(newest) if newest >= 0 else 'missing'}: the state of that batch is gone. Bring "
+            f"{files.root}/{layout.EPOCHS} back from a copy, or start under another job name to begin anew.",
+            path=files.root,
+        )
+    if manifest is not None and newest not in planned:
+        raise CorruptFileError(
+            f"epoch {newest} is committed, but Spark's log in {files.root}/spark does not know batch {newest}: its source "
+            "positions are gone, and going on would read the input again. Bring that folder back from a copy, or start "
+            "under another job name to begin anew.",
+            path=files.root,
+        )
+
+
+def _check_unclaimed(manifest: Manifest, uids: Sequence[str], settings: Settings) -> None:
+    unclaimed = [op.uid for op in manifest.operators if op.uid not in uids and (op.chain or op.states)]
+    if not unclaimed:
+        return
+    names = ", ".join(f"'{uid}'" for uid in unclaimed)
+    if not settings.ignore_unclaimed:
+        raise IncompatibleStateError(
+            f"epoch {manifest.epoch} holds state of {names}, which the job no longer has (it has "
+            f"{', '.join(sorted(uids)) or 'no operators'}). Give the operator its uid back, or set "
+            "execution.state-recovery.ignore-unclaimed-state=true to drop that state.",
+            uids=unclaimed,
+        )
+    _log.warning("dropping the state of %s, as execution.state-recovery.ignore-unclaimed-state allows", names)

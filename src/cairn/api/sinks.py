@@ -1,0 +1,232 @@
+"""Sinks in two phases: rows are prepared where nobody sees them, and shown once their epoch is committed.
+
+| sink | what a reader may see after any crash |
+| --- | --- |
+| `FileSink`, `TableSink` | every row exactly once |
+| `PrintSink` | every epoch at most once; the one during a crash may be missing on the screen |
+| `ForeachEpochSink` | the function may be called again with the same epoch id: make it idempotent by that id |
+| `NoopSink` | nothing |
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError
+from cairn.storage import layout
+from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
+
+_FORMATS = ("parquet", "json", "csv")
+_STAGING = "_cairn"
+
+
+class BaseSink:
+    """What all sinks share. `uid` is set when the sink is attached to a stream."""
+
+    kind = "sink"
+    materialised = False
+    """True if the rows must be computed once and kept before the sink sees them, because it may read them twice."""
+
+    def __init__(self) -> None:
+        self.uid = ""
+
+    def start(self, spark: Any, job_dir: str, schema: Any) -> None:
+        """Called once before the first epoch of a run: fail here rather than in the middle."""
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> Any:
+        raise TypeError(f"{type(self).__name__} must define prepare()")
+
+    def commit(self, data: Any, epoch: int) -> None:
+        """Nothing to do unless a sink says otherwise."""
+
+
+class FileSink(BaseSink):
+    """Files in a directory that plain `spark.read` reads: each row once, and only of committed epochs.
+
+    Rows are written to a hidden folder, `_cairn`, inside the directory; the commit moves the files, one atomic
+    rename each, to names that carry the epoch. `options` go to Spark's writer (`header`, `compression`, ...).
+    """
+
+    kind = "file"
+
+    def __init__(self, path: str, format: str = "parquet", **options: Any) -> None:  # noqa: A002 - Spark's word
+        super().__init__()
+        if format not in _FORMATS:
+            raise InvalidInputError(f"FileSink writes {', '.join(_FORMATS)}, not {format!r}")
+        self.path = local_root(path)
+        self.format = format
+        self.options = options
+        self._files = LocalFileSystem(self.path)
+
+    def start(self, spark: Any, job_dir: str, schema: Any) -> None:
+        if os.path.exists(self.path) and not os.path.isdir(self.path):
+            raise InvalidInputError(f"FileSink: {self.path} is a file, not a directory")
+        self._job = os.path.basename(job_dir)
+
+    def _stage(self, attempt: str) -> str:
+        return f"{_STAGING}/{self._job}-{self.uid}/{attempt}"
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> list[dict[str, Any]]:
+        stage = self._stage(attempt)
+        target = os.path.join(self.path, *stage.split("/"))
+        frame.write.format(self.format).options(**self.options).mode("error").save(as_url(target))
+        moves = []
+        for info in self._files.list(stage):
+            name = info.path.rsplit("/", 1)[-1]
+            if not name.startswith("part-"):
+                continue
+            if info.size == 0 or (self.format == "parquet" and _parquet_rows(os.path.join(target, name)) == 0):
+                continue
+            _sync(os.path.join(target, name))
+            extension = name.split(".", 1)[1]
+            final = f"part-{epoch:010d}-{len(moves):05d}-{attempt.rsplit('-', 1)[-1]}.{extension}"
+            moves.append({"from": info.path, "to": final, "size": info.size})
+        if moves:
+            _sync(target)
+        return moves
+
+    def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
+        for move in data:
+            source, target = move["from"], move["to"]
+            if self._files.exists(target):
+                self._files.delete(source)
+                continue
+            if not self._files.exists(source):
+                raise CorruptFileError(
+                    f"sink '{self.uid}': epoch {epoch} is committed, but its prepared file {self.path}/{source} is "
+                    f"gone and {target} is not there; its rows can be had again only by replaying the epoch elsewhere",
+                    path=source,
+                )
+            self._files.move(source, target)
+        self._forget_until(epoch)
+
+    def _forget_until(self, epoch: int) -> None:
+        """Remove the staging folders of published epochs, and of attempts at them that were abandoned."""
+        mine = os.path.dirname(os.path.join(self.path, *self._stage("x").split("/")))
+        try:
+            attempts = os.listdir(mine)
+        except FileNotFoundError:
+            return
+        for attempt in attempts:
+            number = attempt.split("-", 1)[0]
+            if number.isdigit() and int(number) <= epoch:
+                shutil.rmtree(os.path.join(mine, attempt), ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"FileSink({self.path!r}, format={self.format!r})"
+
+
+def _parquet_rows(path: str) -> int:
+    import pyarrow.parquet as pq
+
+    return int(pq.ParquetFile(path).metadata.num_rows)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class TableSink(FileSink):
+    """A table in the job's directory, to be queried by name: `spark.table(name)` holds all committed rows.
+
+    The view is made anew after every epoch; a DataFrame taken from it earlier keeps seeing the epochs of its time.
+    """
+
+    kind = "table"
+
+    def __init__(self, name: str) -> None:
+        BaseSink.__init__(self)
+        if not name.isidentifier():
+            raise InvalidInputError(f"a table name is letters, digits and '_', not {name!r}")
+        self.name = name
+        self.format = "parquet"
+        self.options = {}
+
+    def start(self, spark: Any, job_dir: str, schema: Any) -> None:
+        self.path = os.path.join(job_dir, layout.TABLES, self.name)
+        os.makedirs(self.path, exist_ok=True)
+        self._files = LocalFileSystem(self.path)
+        self._job = os.path.basename(job_dir)
+        self._spark = spark
+        self._schema = schema
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._spark.read.schema(self._schema).parquet(as_url(self.path)).createOrReplaceTempView(self.name)
+
+    def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
+        super().commit(data, epoch)
+        self._refresh()
+
+    def __repr__(self) -> str:
+        return f"TableSink({self.name!r})"
+
+
+class PrintSink(BaseSink):
+    """Prints the rows of each committed epoch, at most `limit` of them."""
+
+    kind = "print"
+    materialised = True
+
+    def __init__(self, limit: int = 20, stream: Any = None) -> None:
+        super().__init__()
+        self.limit = limit
+        self._stream = stream
+        self._held: dict[int, tuple[list[Any], int]] = {}
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
+        rows = frame.take(self.limit)
+        total = frame.count() if len(rows) == self.limit else len(rows)
+        self._held = {epoch: (rows, total)}
+
+    def commit(self, data: Any, epoch: int) -> None:
+        rows, total = self._held.pop(epoch, ([], 0))
+        out = self._stream or sys.stdout
+        for row in rows:
+            print(f"{epoch}> {', '.join(f'{k}={v!r}' for k, v in row.asDict().items())}", file=out)
+        if total > len(rows):
+            print(f"{epoch}> ... and {total - len(rows)} more rows", file=out)
+        out.flush()
+
+
+class ForeachEpochSink(BaseSink):
+    """Calls `function(frame, epoch)` in every epoch, before it is committed.
+
+    The frame is a plain Spark DataFrame that may be read any number of times. If the job dies before the commit, the
+    function is called again with the same epoch id and the same rows. An error in it fails the epoch.
+    """
+
+    kind = "foreach"
+    materialised = True
+
+    def __init__(self, function: Callable[[Any, int], None]) -> None:
+        super().__init__()
+        if not callable(function):
+            raise InvalidInputError("ForeachEpochSink takes a function of a DataFrame and an epoch id")
+        self.function = function
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
+        try:
+            self.function(frame, epoch)
+        except Exception as error:
+            raise EpochFailedError(
+                f"sink '{self.uid}': the function raised {type(error).__name__}: {error}; epoch {epoch} is refused and "
+                "the state stays as it was"
+            ) from error
+
+
+class NoopSink(BaseSink):
+    """Computes everything and keeps nothing: for measurements, and for jobs whose state is the result."""
+
+    kind = "noop"
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
+        frame.write.format("noop").mode("overwrite").save()

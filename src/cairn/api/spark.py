@@ -1,0 +1,221 @@
+"""The Spark side of the coordinator: the local session, the settings a query is started with, tasks, compactions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import SparkContext, TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cairn.api.sinks import BaseSink
+from cairn.errors import EpochFailedError, InvalidInputError
+from cairn.model.keygroups import KeyGroupRange
+from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
+from cairn.runtime.compact import compact_range
+from cairn.runtime.operator import OperatorSpec
+from cairn.runtime.task import run_task
+
+PROPERTY = "cairn.epoch"
+POOL = "cairn-background"
+SINK_COLUMN = "__cairn_sink"
+_QUERY_CONF = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""Set while a query starts (it takes a copy then), and put back: other queries of the user keep their own."""
+
+_FILE_MANAGER_41 = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+
+
+def local_session(settings: Mapping[str, str]) -> SparkSession:
+    """The active session, or a local one with settings that suit short epochs."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("cairn")
+    defaults = {
+        "spark.master": "local[*,4]",
+        "spark.scheduler.mode": "FAIR",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.memory": "2g",
+    }
+    for key, value in {**defaults, **settings}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+@contextmanager
+def query_settings(spark: SparkSession) -> Iterator[None]:
+    """Spark settings as the query needs them while it starts."""
+    before = {key: spark.conf.get(key, None) for key in _QUERY_CONF}
+    wanted = dict(_QUERY_CONF)
+    if tuple(int(part) for part in spark.version.split(".")[:2]) < (4, 2):
+        wanted["spark.sql.streaming.checkpointFileManagerClass"] = _FILE_MANAGER_41
+    try:
+        for key, value in wanted.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
+
+
+class _Collected(AccumulatorParam[list[bytes]]):
+    def zero(self, value: list[bytes]) -> list[bytes]:
+        return []
+
+    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:
+        value1.extend(value2)
+        return value1
+
+
+def collector(context: SparkContext) -> Accumulator[list[bytes]]:
+    return context.accumulator([], _Collected())
+
+
+class OperatorTask:
+    """What Spark calls in a worker: `mapInArrow`'s function. Pickled with the operator's specification."""
+
+    def __init__(self, spec: OperatorSpec, acks: Accumulator[list[bytes]]) -> None:
+        self.spec = spec
+        self.acks = acks
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        told = task.getLocalProperty(PROPERTY) if task is not None else None
+        if task is None or told is None:
+            raise EpochFailedError(
+                f"operator '{self.spec.uid}' was run outside of a cairn job: its output can be read only by the sinks "
+                "of a job that env.execute() started"
+            )
+        context = msgspec.msgpack.decode(bytes.fromhex(told), type=EpochContext)
+
+        def acknowledge(ack: TaskAck) -> None:
+            self.acks.add([msgspec.msgpack.encode(ack)])
+
+        yield from run_task(self.spec, batches, context, task.taskAttemptId(), acknowledge)
+
+
+class SparkCluster:
+    """`Cluster` of the epoch loop."""
+
+    def __init__(self, spark: SparkSession, acks: Accumulator[list[bytes]], tagged: Mapping[str, int]) -> None:
+        self._spark = spark
+        self._acks = acks
+        self._tagged = tagged
+
+    def announce(self, context: bytes) -> None:
+        self._acks.value = []
+        self._spark.sparkContext.setLocalProperty(PROPERTY, context.hex())
+
+    def acknowledgements(self) -> list[bytes]:
+        return list(self._acks.value)
+
+    def frames(self, frame: DataFrame, sinks: Sequence[Any]) -> SparkFrames:
+        return SparkFrames(frame, sinks, self._tagged)
+
+
+class SparkFrames:
+    """The rows of each sink. With several readers the rows are computed once and kept until the epoch ends."""
+
+    def __init__(self, frame: DataFrame, sinks: Sequence[BaseSink], tagged: Mapping[str, int]) -> None:
+        self._frame = frame
+        self._tagged = tagged
+        self._kept = len(sinks) > 1 or any(sink.materialised for sink in sinks)
+        if self._kept:
+            self._frame = frame.persist()
+            self._frame.write.format("noop").mode("overwrite").save()
+
+    def of(self, sink: Any) -> DataFrame:
+        tag = self._tagged.get(sink.uid)
+        if tag is None:
+            return self._frame
+        return self._frame.filter(F.col(SINK_COLUMN) == tag).select(f"sink{tag}.*")
+
+    def release(self) -> None:
+        if self._kept:
+            self._frame.unpersist()
+
+
+def tagged_union(frames: Sequence[DataFrame]) -> DataFrame:
+    """Several streams as one: a tag, and a struct column for each of them that is null in the rows of the others."""
+    parts = []
+    for mine, frame in enumerate(frames):
+        columns = [F.lit(mine).alias(SINK_COLUMN)]
+        for other, foreign in enumerate(frames):
+            if other == mine:
+                columns.append(F.struct(*[F.col(f"`{name}`") for name in frame.columns]).alias(f"sink{other}"))
+            else:
+                columns.append(F.lit(None).cast(foreign.schema).alias(f"sink{other}"))
+        parts.append(frame.select(*columns))
+    united = parts[0]
+    for part in parts[1:]:
+        united = united.unionByName(part)
+    return united
+
+
+def refuse_native_state(frame: DataFrame) -> None:
+    """Spark's own stateful operators keep state that cairn neither commits nor restores: refuse them by name."""
+    todo = [frame._jdf.queryExecution().analyzed()]
+    while todo:
+        node = todo.pop()
+        if node.isStreaming() and node.nodeName() in _NATIVE:
+            raise InvalidInputError(
+                f"the plan has Spark's own stateful operator {node.nodeName()}, whose state would not be covered by "
+                f"cairn's epochs; {_NATIVE[node.nodeName()]}",
+                operator=node.nodeName(),
+            )
+        children = node.children()
+        todo.extend(children.apply(i) for i in range(children.size()))
+
+
+_KEYED = "use stream.key_by(...) with sum, min, max, count, reduce or process instead of groupBy().agg()"
+_DEDUP = "use stream.key_by(...).process(...) with a ValueState that remembers what was seen (see examples/dedup.py)"
+_PROCESS = "use stream.key_by(...).process(...) instead"
+_NATIVE = {
+    "Aggregate": _KEYED,
+    "Distinct": _DEDUP,
+    "Deduplicate": _DEDUP,
+    "DeduplicateWithinWatermark": _DEDUP,
+    "Join": "join a static table, or key both streams alike and keep one side in state",
+    "GlobalLimit": "a limit over a stream is state; filter by a column instead",
+    "FlatMapGroupsWithState": _PROCESS,
+    "FlatMapGroupsInPandasWithState": _PROCESS,
+    "TransformWithState": _PROCESS,
+    "TransformWithStateInPySpark": _PROCESS,
+    "TransformWithStateInPandas": _PROCESS,
+}
+
+
+def compaction_job(spark: SparkSession, job_dir: str, run: int) -> Any:
+    """The function by which a `Compactor` merges chains: one Spark task per range of key groups."""
+
+    def job(manifest: Manifest, operator: OperatorState, ranges: Sequence[KeyGroupRange]) -> list[StateHandle]:
+        context = spark.sparkContext
+        work = [(job_dir, manifest.epoch, operator.uid, r.start, r.end, run) for r in ranges]
+        context.setLocalProperty("spark.scheduler.pool", POOL)
+        found = context.parallelize(work, len(work)).map(compact_range).collect()
+        return [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
+
+    return job
+
+

@@ -1,0 +1,1 @@
+"""The command line: `main.py` holds the commands, `output.py` what they print, the rest one command each."""

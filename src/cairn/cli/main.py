@@ -1,0 +1,147 @@
+"""The commands of `cairn`, and the way from an error to an exit code.
+
+Nothing heavy is imported here: `cairn --help` must answer at once, so each command imports what it needs when it
+runs. Plain help is used instead of rich's for the same reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.errors import CairnError
+
+app = typer.Typer(
+    name="cairn",
+    help="Flink-like keyed state for PySpark Structured Streaming.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=(
+        "Exit codes: 0 fine, 1 failed, 2 usage, 3 not found, 4 conflict, 5 damaged state, 6 incompatible, "
+        "7 storage, 130 interrupted."
+    ),
+)
+
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+_DEBUG_VARIABLE = "CAIRN_DEBUG"
+
+
+def _debug_wanted() -> bool:
+    return os.environ.get(_DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"cairn {version('cairn')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: DebugOption = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[_DEBUG_VARIABLE] = "1"
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Options that cairn does not know go to the script, and so does everything after `--`.",
+)
+def run(
+    job: Annotated[str, typer.Argument(metavar="JOB.py", help="The script that defines and executes the job.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    parallelism: Annotated[
+        int | None, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Subtasks of each operator.")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option("--master", metavar="URL", help="Spark master, for example local[4].")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A configuration key; may be repeated.")
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Run a job script."""
+    from cairn.cli.run import CONFIG_VARIABLE, job_config, parse_settings, run_job
+
+    if job.startswith("-"):
+        _refuse_option(job)
+    config = job_config(
+        parallelism=parallelism,
+        master=master,
+        settings=parse_settings(settings or ()),
+        inherited=os.environ.get(CONFIG_VARIABLE),
+    )
+    raise typer.Exit(run_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=Output()))
+
+
+def _refuse_option(option: str) -> None:
+    """An unknown option before the script cannot be meant for the script."""
+    near = difflib.get_close_matches(option, ["--parallelism", "--master", "--debug", "--help"])
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise typer.BadParameter(f"No such option: {option}.{hint} Options of the script stand after JOB.py.")
+
+
+@app.command()
+def doctor(
+    as_json: JsonOption = False,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="DIR", help="Where jobs keep their checkpoints. [cairn-data]")
+    ] = None,
+    local_dir: Annotated[
+        str | None, typer.Option("--local-dir", metavar="DIR", help="Where tasks keep their working state. [temp dir]")
+    ] = None,
+) -> None:
+    """Check that this machine can run jobs."""
+    from cairn.cli.doctor import configured, run_doctor
+    from cairn.cli.run import CONFIG_VARIABLE, job_config
+
+    config = job_config(parallelism=None, master=None, settings={}, inherited=os.environ.get(CONFIG_VARIABLE))
+    default_data, default_local = configured(config)
+    raise typer.Exit(run_doctor(data_dir or default_data, local_dir or default_local, Output(as_json=as_json)))
+
+
+@app.command()
+def demo() -> None:
+    """Run a demonstration job on local Spark."""
+    raise typer.Exit(importlib.import_module("cairn.cli.demo").run_demo() or ExitCode.OK)
+
+
+def main() -> int:
+    """The console entry: runs the command that `sys.argv` names and returns its exit code."""
+    try:
+        app(prog_name="cairn")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except CairnError as error:
+        Output().error(error, debug=_debug_wanted())
+        return exit_code(error)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for people who did not ask
+        if _debug_wanted():
+            traceback.print_exception(error, file=sys.stderr)
+        Output().message(f"error [internal]: {type(error).__name__}: {error}")
+        Output().message("  remedy: Run again with --debug before the command to see where it happened.")
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

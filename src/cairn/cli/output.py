@@ -1,0 +1,126 @@
+"""What commands print: data on stdout, messages and errors on stderr, colour only where it is wanted.
+
+One `Output` is made per command. It also knows which exit code and which advice belong to which error. It knows
+nothing of the commands themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from enum import IntEnum
+from typing import Any, TextIO
+
+from cairn.errors import (
+    CairnError,
+    CorruptFileError,
+    EpochFailedError,
+    FencedError,
+    IncompatibleStateError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    StateMisuseError,
+    StateTypeError,
+    StorageError,
+    UserFunctionError,
+)
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command; they are part of the interface."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CONFLICT = 4
+    DAMAGED = 5
+    INCOMPATIBLE = 6
+    STORAGE = 7
+    INTERRUPTED = 130
+
+
+# The first entry that matches decides, so subclasses stand before their parents.
+_ERRORS: tuple[tuple[type[CairnError], ExitCode, str], ...] = (
+    (StateTypeError, ExitCode.FAILED, "Make the value fit the declared type, or declare another type."),
+    (InvalidInputError, ExitCode.USAGE, "Correct the named call or setting and start again; no state was changed."),
+    (NotFoundError, ExitCode.NOT_FOUND, "Check the name and the directory."),
+    (
+        FencedError,
+        ExitCode.CONFLICT,
+        "Another run owns this job. Leave it running, or stop it and start this one again.",
+    ),
+    (CorruptFileError, ExitCode.DAMAGED, "Start from an older checkpoint or a savepoint; keep the damaged file."),
+    (IncompatibleStateError, ExitCode.INCOMPATIBLE, "Go back to the code that fits the state, or migrate the state."),
+    (StorageError, ExitCode.STORAGE, "Check that the storage can be reached and has space, then start again."),
+    (UserFunctionError, ExitCode.FAILED, "Correct the function and start again; the last committed epoch is intact."),
+    (EpochFailedError, ExitCode.FAILED, "Start again; the job goes on from the last committed epoch."),
+    (StateMisuseError, ExitCode.FAILED, "Use the handle only where its contract allows it."),
+    (InternalError, ExitCode.FAILED, "This is a bug in cairn. Run again with --debug and report the traceback."),
+)
+
+
+def exit_code(error: CairnError) -> ExitCode:
+    return next((code for kind, code, _ in _ERRORS if isinstance(error, kind)), ExitCode.FAILED)
+
+
+def remedy(error: CairnError) -> str | None:
+    """The error's own `remedy` fact, or the general advice for its kind."""
+    own = error.facts.get("remedy")
+    if own:
+        return str(own)
+    return next((advice for kind, _, advice in _ERRORS if isinstance(error, kind)), None)
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Colour on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb says otherwise."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Output:
+    """Prints the result of one command. With `as_json` the only thing on stdout is one JSON document."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+
+    def line(self, text: str = "") -> None:
+        """A line of the result, for people. Nothing is printed when the result is JSON."""
+        if not self.as_json:
+            print(text)
+
+    def document(self, value: Any) -> None:
+        """The whole result, for programs. Nothing is printed when the result is text."""
+        if self.as_json:
+            print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+    def message(self, text: str) -> None:
+        """Something about the work that is not its result."""
+        print(text, file=sys.stderr, flush=True)
+
+    def style(self, text: str, colour: str, *, stream: TextIO | None = None) -> str:
+        if not wants_colour(stream or sys.stdout):
+            return text
+        import typer
+
+        return typer.style(text, fg=colour, bold=True)
+
+    def error(self, error: CairnError, *, debug: bool = False) -> None:
+        """What failed, why and what to do next; the traceback only when asked for."""
+        if debug:
+            traceback.print_exception(error, file=sys.stderr)
+        head = self.style(f"error [{error.code}]:", "red", stream=sys.stderr)
+        self.message(f"{head} {error.message}")
+        cause = error.facts.get("cause") or error.__cause__
+        if cause is not None:
+            text = f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(cause)
+            self.message(f"  cause:  {_indent(text)}")
+        advice = remedy(error)
+        if advice:
+            self.message(f"  remedy: {_indent(advice)}")
+
+
+def _indent(text: str) -> str:
+    return text.strip().replace("\n", "\n          ")

@@ -1,0 +1,1 @@
+"""On the driver: the epoch loop, what counts as committed, recovery, and clean-up."""

@@ -1,0 +1,86 @@
+"""Keeps chains short: when one has grown too long it is merged into snapshots, beside the stream.
+
+The work runs as a Spark job of its own on a thread of its own; the stream goes on. The result is adopted by the next
+manifest, which names the snapshots instead of the files they replace. A compaction that fails or is cut off by a
+crash leaves files that no manifest names; it is tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from cairn.model.keygroups import KeyGroupRange
+from cairn.model.manifest import Manifest, OperatorState, StateHandle
+
+_log = logging.getLogger("cairn.job")
+
+CompactionJob = Callable[[Manifest, OperatorState, Sequence[KeyGroupRange]], list[StateHandle]]
+"""Merges the chain of an operator, range by range, and returns the snapshots. Supplied by the Spark side."""
+
+
+class Compactor:
+    """One compaction at a time; `consider` and `shortened` are called by the epoch loop's thread only."""
+
+    def __init__(self, job: CompactionJob, max_chain: int, parallelism: int, background: bool = True) -> None:
+        self._job = job
+        self._max_chain = max_chain
+        self._parallelism = parallelism
+        self._background = background
+        self._thread: threading.Thread | None = None
+        self._finished: tuple[str, list[StateHandle], frozenset[StateHandle]] | None = None
+        self._failures = 0
+
+    def consider(self, manifest: Manifest) -> None:
+        """Start a compaction of the longest chain if it is over the limit and none is running."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._finished is not None:
+            return
+        longest = max(manifest.operators, key=lambda op: _length(op.chain), default=None)
+        if longest is None or _length(longest.chain) < self._max_chain * (1 + self._failures):
+            return
+        if not self._background:
+            self._run(manifest, longest)
+            return
+        self._thread = threading.Thread(
+            target=self._run, args=(manifest, longest), name=f"cairn-compaction-{longest.uid}", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, manifest: Manifest, operator: OperatorState) -> None:
+        count = min(self._parallelism, manifest.max_parallelism)
+        edges = [manifest.max_parallelism * i // count for i in range(count + 1)]
+        ranges = [KeyGroupRange(edges[i], edges[i + 1] - 1) for i in range(count)]
+        try:
+            snapshots = self._job(manifest, operator, ranges)
+        except Exception as error:  # whatever it was, the chain is whole without it
+            self._failures += 1
+            _log.warning("compaction of operator %s failed, the chain stays as it is: %s", operator.uid, error)
+            return
+        self._failures = 0
+        self._finished = (operator.uid, snapshots, frozenset(operator.chain))
+        _log.info(
+            "operator %s: %d files compacted into %d snapshots with %d entries",
+            operator.uid, len(operator.chain), len(snapshots), sum(handle.rows for handle in snapshots),
+        )  # fmt: skip
+
+    def shortened(self, uid: str, chain: list[StateHandle]) -> list[StateHandle]:
+        """The chain with a finished compaction in place of what it replaces."""
+        finished = self._finished
+        if finished is None or finished[0] != uid:
+            return chain
+        self._finished = None
+        _, snapshots, replaced = finished
+        if not replaced <= set(chain):
+            return chain
+        return snapshots + [handle for handle in chain if handle not in replaced]
+
+    def wait(self, timeout: float | None = None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+
+def _length(chain: Sequence[StateHandle]) -> int:
+    return len({handle.epoch for handle in chain if not handle.snapshot})

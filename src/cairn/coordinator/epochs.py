@@ -1,0 +1,363 @@
+"""The driver's main path: one epoch from Spark's call to the commit, top to bottom.
+
+1. If the epoch is committed already, roll it forward: publish its outputs (again) and return.
+2. Tell the tasks what to start from: the context, as a Spark local property.
+3. First phase of the sinks: run the job, put the output where nobody looks yet.
+4. Check the acknowledgements of the tasks.
+5. Publish the manifest. This is the commit: before it the epoch never happened, after it nothing is run again.
+6. Second phase of the sinks: make the output visible.
+7. Let go of what retention no longer needs; start a compaction if a chain has grown too long.
+
+Spark is not imported here. `Sink` and `Cluster` are what this module needs of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from cairn.config import Settings
+from cairn.coordinator.acks import accept, merged_states
+from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.offsets import Offsets
+from cairn.errors import CorruptFileError, EpochFailedError, FencedError
+from cairn.model.manifest import (
+    EpochContext,
+    Manifest,
+    OperatorState,
+    SinkCommittable,
+    StateHandle,
+    TaskAck,
+    TaskMetrics,
+    inline_key,
+)
+from cairn.storage.cleanup import expire
+from cairn.storage.filesystem import FileSystem
+from cairn.storage.manifests import JobIdentity, ManifestStore, Runs
+
+_log = logging.getLogger("cairn.job")
+_LINEAGE = 256
+
+
+class Sink(Protocol):
+    """Where the output of a stream goes, in two phases."""
+
+    uid: str
+    kind: str
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> Any:
+        """Write this epoch's rows where no reader sees them; returns what `commit` needs, as plain data.
+
+        May be called several times for one epoch, each time with another `attempt`; all but one are abandoned.
+        """
+
+    def commit(self, data: Any, epoch: int) -> None:
+        """Make the rows visible. Called after the epoch is committed, again after a crash: must be idempotent."""
+
+
+class Cluster(Protocol):
+    """The few things that the loop asks of Spark."""
+
+    def announce(self, context: bytes) -> None:
+        """Set the context for all tasks of the jobs that follow on this thread; forget earlier acknowledgements."""
+
+    def acknowledgements(self) -> list[bytes]:
+        """What tasks have acknowledged since `announce`."""
+
+    def frames(self, frame: Any, sinks: Sequence[Sink]) -> FrameSet:
+        """The rows of each sink."""
+
+
+class FrameSet(Protocol):
+    def of(self, sink: Sink) -> Any: ...
+    def release(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPlan:
+    """What the driver knows of an operator before anything runs."""
+
+    uid: str
+    name: str
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What an epoch did, for people and metrics."""
+
+    epoch: int
+    rows_in: int
+    rows_out: int
+    keys: int
+    changed: int
+    bytes_written: int
+    duration_ms: float
+    watermark: int
+    time_ms: int
+    rolled_forward: bool = False
+    tasks: tuple[tuple[str, int, TaskMetrics], ...] = ()
+    times: Mapping[str, float] = field(default_factory=dict)
+
+
+class EpochLoop:
+    """Runs the epochs of one run of one job. Called by one thread, one epoch after the other."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        identity: JobIdentity,
+        run: int,
+        operators: Sequence[OperatorPlan],
+        sinks: Sequence[Sink],
+        cluster: Cluster,
+        offsets: Offsets,
+        settings: Settings,
+        current: Manifest | None,
+        compactor: Compactor | None = None,
+        listener: Callable[[EpochReport], None] | None = None,
+    ) -> None:
+        self._files = files
+        self._identity = identity
+        self._run = run
+        self._operators = operators
+        self._sinks = sinks
+        self._cluster = cluster
+        self._offsets = offsets
+        self._settings = settings
+        self._compactor = compactor
+        self._listener = listener
+        self._manifests = ManifestStore(files)
+        self._runs = Runs(files)
+        self._known: dict[int, Manifest] = {}
+        self.current = current
+        for epoch in self._manifests.epochs():
+            if current is not None and epoch <= current.epoch:
+                self._known[epoch] = self._manifests.load(epoch)
+
+    def run_epoch(self, frame: Any, epoch: int) -> None:
+        """Everything that happens between Spark's call for a batch and its return."""
+        began = time.perf_counter()
+        self.step("begin", epoch)
+        self._runs.check(self._run)
+
+        # 1. committed already?
+        if self._manifests.exists(epoch):
+            self._roll_forward(epoch, began)
+            return
+        if self.current is not None and epoch <= self.current.epoch:
+            raise CorruptFileError(
+                f"Spark asks for batch {epoch}, but epoch {self.current.epoch} is committed and the manifest of "
+                f"{epoch} is gone: the directory {self._files.root} has been changed by hand"
+            )
+
+        # 2. context
+        entry = self._offsets.read(epoch)
+        context = self._context(epoch, entry.watermark, entry.time_ms)
+        self._cluster.announce(msgspec.msgpack.encode(context))
+        self.step("announced", epoch)
+
+        # 3. first phase
+        attempt = f"{epoch}-{self._run}-{uuid.uuid4().hex[:8]}"
+        frames = self._cluster.frames(frame, self._sinks)
+        phases = {"plan": time.perf_counter() - began}
+        try:
+            since = time.perf_counter()
+            committables = [
+                SinkCommittable(sink.uid, sink.kind, _raw(sink.prepare(frames.of(sink), epoch, attempt)))
+                for sink in self._sinks
+            ]
+            phases["run"] = time.perf_counter() - since
+        finally:
+            frames.release()
+        self.step("prepared", epoch)
+
+        # 4. acknowledgements
+        acks = [msgspec.msgpack.decode(raw, type=TaskAck) for raw in self._cluster.acknowledgements()]
+        accepted = accept(acks, context, {plan.uid: plan.parallelism for plan in self._operators})
+        self._report_rebuilds(accepted)
+        self.step("acknowledged", epoch)
+
+        # 5. the commit
+        since = time.perf_counter()
+        manifest = self._manifest(context, entry.text, accepted, committables)
+        self._runs.check(self._run)
+        try:
+            self._manifests.publish(manifest)
+        except FileExistsError:
+            self._lost_race(epoch, began)
+            return
+        self.current = self._known[epoch] = manifest
+        phases["commit"] = time.perf_counter() - since
+        self.step("committed", epoch)
+
+        # 6. second phase
+        since = time.perf_counter()
+        self._commit_sinks(manifest)
+        phases["publish"] = time.perf_counter() - since
+        self.step("published", epoch)
+
+        # 7. clean-up
+        expire(self._manifests, self._known, self._settings.epochs_retained)
+        if self._compactor is not None:
+            self._compactor.consider(manifest)
+        self.step("cleaned", epoch)
+        self._tell(manifest, accepted, began, {name: spent * 1000 for name, spent in phases.items()})
+
+    def step(self, name: str, epoch: int) -> None:
+        """Called between the steps; the place where tests stop the world."""
+        _log.debug("epoch %d: %s", epoch, name)
+
+    def _context(self, epoch: int, watermark: int, time_ms: int) -> EpochContext:
+        current = self.current
+        return EpochContext(
+            job_dir=self._files.root,
+            local_dir=self._settings.local_directory,
+            job_id=self._identity.job_id,
+            incarnation=self._identity.incarnation,
+            run=self._run,
+            epoch=epoch,
+            watermark=max(watermark, current.watermark) if current is not None else watermark,
+            time_ms=max(time_ms, current.time_ms) if current is not None else time_ms,
+            parent=current.epoch if current is not None else -1,
+            parent_commit=current.commit_id if current is not None else "",
+            inline_threshold=self._settings.inline_threshold,
+            profile=self._settings.profile,
+            show_values=self._settings.show_values,
+            parameters=dict(self._settings.parameters),
+        )
+
+    def _manifest(
+        self,
+        context: EpochContext,
+        offsets: str,
+        accepted: Mapping[str, Sequence[TaskAck]],
+        committables: list[SinkCommittable],
+    ) -> Manifest:
+        current = self.current
+        operators = []
+        inlined: dict[str, bytes] = {}
+        for plan in self._operators:
+            acks = accepted[plan.uid]
+            before = current.operator(plan.uid) if current is not None else None
+            chain = list(before.chain) if before is not None else []
+            if self._compactor is not None:
+                chain = self._compactor.shortened(plan.uid, chain)
+            for ack in acks:
+                if ack.handle is not None:
+                    chain.append(ack.handle)
+                    if not ack.handle.path:
+                        inlined[inline_key(plan.uid, ack.handle.first_group)] = ack.inlined
+            operators.append(
+                OperatorState(plan.uid, plan.name, plan.parallelism, acks[0].key_type, merged_states(acks), chain)
+            )
+        return Manifest(
+            job_id=self._identity.job_id,
+            incarnation=self._identity.incarnation,
+            epoch=context.epoch,
+            commit_id=uuid.uuid4().hex[:16],
+            run=self._run,
+            parent=context.parent,
+            max_parallelism=self._identity.max_parallelism,
+            offsets=offsets,
+            watermark=context.watermark,
+            time_ms=context.time_ms,
+            operators=operators,
+            sinks=committables,
+            lineage=_lineage(current, operators),
+            inlined=inlined,
+        )
+
+    def _commit_sinks(self, manifest: Manifest) -> None:
+        by_uid = {sink.uid: sink for sink in self._sinks}
+        for committable in manifest.sinks:
+            sink = by_uid.get(committable.uid)
+            if sink is None:
+                raise EpochFailedError(
+                    f"epoch {manifest.epoch} is committed, but the job no longer has the sink '{committable.uid}' that "
+                    "must publish its output; start the job once with that sink"
+                )
+            sink.commit(msgspec.msgpack.decode(committable.data), manifest.epoch)
+
+    def _roll_forward(self, epoch: int, began: float) -> None:
+        """The epoch is committed and Spark does not know yet: finish what comes after the commit."""
+        manifest = self._manifests.load(epoch)
+        if manifest.run > self._run:
+            raise FencedError(
+                f"epoch {epoch} was committed by run {manifest.run}, which is newer than this run {self._run}"
+            )
+        entry = self._offsets.read(epoch)
+        if entry.text != manifest.offsets:
+            raise CorruptFileError(
+                f"epoch {epoch} was committed for other source positions than Spark's log now holds for it; the "
+                f"directory {self._files.root} has been changed by hand or restored in part"
+            )
+        self.current = self._known[epoch] = manifest
+        self._commit_sinks(manifest)
+        self.step("published", epoch)
+        _log.info("epoch %d was committed by run %d; rolled forward", epoch, manifest.run)
+        if self._listener is not None:
+            spent = (time.perf_counter() - began) * 1000
+            self._listener(
+                EpochReport(epoch, 0, 0, 0, 0, 0, spent, manifest.watermark, manifest.time_ms, rolled_forward=True)
+            )
+
+    def _lost_race(self, epoch: int, began: float) -> None:
+        """Someone else committed the epoch first: an older run that had not noticed us yet, or a newer one."""
+        self._runs.check(self._run)
+        self._roll_forward(epoch, began)
+
+    def _report_rebuilds(self, accepted: Mapping[str, Sequence[TaskAck]]) -> None:
+        for uid, acks in accepted.items():
+            for ack in acks:
+                for failure in ack.store_failures:
+                    _log.warning("operator %s, subtask %d: working store rebuilt: %s", uid, ack.subtask, failure)
+
+    def _tell(
+        self, manifest: Manifest, accepted: Mapping[str, Sequence[TaskAck]], began: float, times: Mapping[str, float]
+    ) -> None:
+        metrics = [(uid, ack.subtask, ack.metrics) for uid, acks in accepted.items() for ack in acks]
+        first = self._operators[0].uid if self._operators else ""
+        last = self._operators[-1].uid if self._operators else ""
+        report = EpochReport(
+            epoch=manifest.epoch,
+            rows_in=sum(m.rows_in for uid, _, m in metrics if uid == first),
+            rows_out=sum(m.rows_out for uid, _, m in metrics if uid == last),
+            keys=sum(m.keys for _, _, m in metrics),
+            changed=sum(m.changed for _, _, m in metrics),
+            bytes_written=sum(m.delta_bytes for _, _, m in metrics),
+            duration_ms=(time.perf_counter() - began) * 1000,
+            watermark=manifest.watermark,
+            time_ms=manifest.time_ms,
+            tasks=tuple(metrics),
+            times=times,
+        )
+        _log.info(
+            "epoch %d committed: %d rows, %d keys, %d bytes, %.0f ms",
+            report.epoch, report.rows_in, report.keys, report.bytes_written, report.duration_ms,
+        )  # fmt: skip
+        if self._listener is not None:
+            self._listener(report)
+
+
+def _raw(data: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(data))
+
+
+def _lineage(current: Manifest | None, operators: Sequence[OperatorState]) -> dict[int, str]:
+    """The commits from which a working store can still catch up: those since the oldest snapshot's cut."""
+    if current is None:
+        return {}
+    cut = min((_cut(op.chain) for op in operators), default=-1)
+    known = {**current.lineage, current.epoch: current.commit_id}
+    return {epoch: known[epoch] for epoch in sorted(known)[-_LINEAGE:] if epoch >= cut}
+
+
+def _cut(chain: Sequence[StateHandle]) -> int:
+    return max((handle.epoch for handle in chain if handle.snapshot), default=-1)

@@ -1,0 +1,117 @@
+"""The error tree: what went wrong, where, and what to do next.
+
+Every error has a stable `code`, keeps its facts in `facts`, and survives pickling from a Spark worker to the
+driver. The classes are divided by what the catcher does next::
+
+    CairnError
+    ├── InvalidInputError       fix the call or the configuration (also a ValueError)
+    │   └── StateTypeError      a value does not fit the declared type (also a TypeError)
+    ├── NotFoundError           the named thing does not exist (also a LookupError)
+    ├── IncompatibleStateError  the code and the stored state do not fit together
+    ├── UserFunctionError       the user's function raised
+    ├── EpochFailedError        this epoch did not happen; the last committed one is intact
+    ├── FencedError             a newer run owns the job; this one must stop
+    ├── CorruptFileError        a durable file is damaged or not ours
+    ├── StorageError            the store did not do what was asked; often passes
+    ├── StateMisuseError        a handle was used where it has no meaning
+    └── InternalError           a bug in cairn
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+class CairnError(Exception):
+    """Root of all errors raised by cairn. `code` never changes between releases; `facts` holds the details."""
+
+    code = "error"
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.facts)
+
+
+def _rebuild(kind: type[CairnError], message: str, facts: dict[str, Any]) -> CairnError:
+    return kind(message, **facts)
+
+
+class InvalidInputError(CairnError, ValueError):
+    code = "invalid-input"
+
+
+class StateTypeError(InvalidInputError, TypeError):
+    code = "state-type"
+
+
+class NotFoundError(CairnError, LookupError):
+    code = "not-found"
+
+
+class IncompatibleStateError(CairnError):
+    code = "incompatible-state"
+
+
+class UserFunctionError(CairnError):
+    code = "user-function"
+
+
+class EpochFailedError(CairnError):
+    code = "epoch-failed"
+
+
+class FencedError(CairnError):
+    code = "fenced"
+
+
+class CorruptFileError(CairnError):
+    code = "corrupt-file"
+
+
+class StorageError(CairnError):
+    code = "storage"
+
+
+class StateMisuseError(CairnError):
+    code = "state-misuse"
+
+
+class InternalError(CairnError):
+    code = "internal"
+
+
+_ALL: dict[str, type[CairnError]] = {
+    kind.__name__: kind
+    for kind in (
+        InvalidInputError,
+        StateTypeError,
+        NotFoundError,
+        IncompatibleStateError,
+        UserFunctionError,
+        EpochFailedError,
+        FencedError,
+        CorruptFileError,
+        StorageError,
+        StateMisuseError,
+        InternalError,
+    )
+}
+_IN_TRACEBACK = re.compile(r"cairn\.errors\.(\w+): \[[a-z-]+\] (.*?)(?=\n\s*(?:at |SQLSTATE|\n|$)|\Z)", re.DOTALL)
+
+
+def from_traceback(text: str) -> CairnError | None:
+    """The cairn error that a Spark exception text carries from a worker, or None. The last one in the text wins."""
+    found = None
+    for match in _IN_TRACEBACK.finditer(text):
+        kind = _ALL.get(match.group(1))
+        if kind is not None:
+            found = kind(match.group(2).strip())
+    return found

@@ -1,0 +1,1 @@
+"""Nouns shared by all layers: frozen values, no I/O, no Spark."""

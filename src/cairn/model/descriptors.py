@@ -1,0 +1,243 @@
+"""What user code declares about its state: kind, name, types, time to live. Names and defaults as in PyFlink."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from cairn.errors import InvalidInputError
+from cairn.model.functions import AggregateFunction, ReduceFunction
+from cairn.model.types import DataType, as_type
+
+_NAME = re.compile(r"[A-Za-z0-9][\w .\-]{0,127}")
+
+
+class Time:
+    """A length of time, as PyFlink writes it."""
+
+    def __init__(self, milliseconds: int) -> None:
+        self._milliseconds = milliseconds
+
+    def to_milliseconds(self) -> int:
+        return self._milliseconds
+
+    @staticmethod
+    def milliseconds(milliseconds: int) -> Time:
+        return Time(milliseconds)
+
+    @staticmethod
+    def seconds(seconds: int) -> Time:
+        return Time(seconds * 1000)
+
+    @staticmethod
+    def minutes(minutes: int) -> Time:
+        return Time(minutes * 60_000)
+
+    @staticmethod
+    def hours(hours: int) -> Time:
+        return Time(hours * 3_600_000)
+
+    @staticmethod
+    def days(days: int) -> Time:
+        return Time(days * 86_400_000)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Time) and other._milliseconds == self._milliseconds
+
+    def __hash__(self) -> int:
+        return hash(self._milliseconds)
+
+    def __repr__(self) -> str:
+        return f"Time({self._milliseconds} ms)"
+
+
+class UpdateType(Enum):
+    """What refreshes the timestamp of a value."""
+
+    Disabled = 0
+    OnCreateAndWrite = 1
+    OnReadAndWrite = 2
+
+
+class StateVisibility(Enum):
+    """May an expired value still be returned while it has not been removed."""
+
+    ReturnExpiredIfNotCleanedUp = 0
+    NeverReturnExpired = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StateTtlConfig:
+    """Time to live of one state, counted in the processing time of the epochs. Build it with `new_builder`.
+
+    A value is expired when `last access + ttl <= now`. The time is kept per value, per list element and per map
+    entry. Expired entries are dropped when they are touched, and, with `cleanup_full_snapshot()`, whenever the
+    stored state is compacted into a snapshot.
+    """
+
+    ttl: Time
+    update_type: UpdateType = UpdateType.OnCreateAndWrite
+    visibility: StateVisibility = StateVisibility.NeverReturnExpired
+    cleanup_at_snapshot: bool = False
+
+    UpdateType = UpdateType
+    StateVisibility = StateVisibility
+
+    @staticmethod
+    def new_builder(ttl: Time) -> StateTtlConfigBuilder:
+        return StateTtlConfigBuilder(ttl)
+
+    @property
+    def enabled(self) -> bool:
+        return self.update_type is not UpdateType.Disabled
+
+    @property
+    def milliseconds(self) -> int:
+        return self.ttl.to_milliseconds()
+
+
+class StateTtlConfigBuilder:
+    """PyFlink's builder. Each call returns the builder."""
+
+    def __init__(self, ttl: Time) -> None:
+        self.set_ttl(ttl)
+        self._update = UpdateType.OnCreateAndWrite
+        self._visibility = StateVisibility.NeverReturnExpired
+        self._at_snapshot = False
+
+    def set_ttl(self, ttl: Time) -> StateTtlConfigBuilder:
+        if not isinstance(ttl, Time) or ttl.to_milliseconds() <= 0:
+            raise InvalidInputError(f"a time to live is a positive Time such as Time.hours(1), not {ttl!r}")
+        self._ttl = ttl
+        return self
+
+    def set_update_type(self, update_type: UpdateType) -> StateTtlConfigBuilder:
+        self._update = update_type
+        return self
+
+    def update_ttl_on_create_and_write(self) -> StateTtlConfigBuilder:
+        return self.set_update_type(UpdateType.OnCreateAndWrite)
+
+    def update_ttl_on_read_and_write(self) -> StateTtlConfigBuilder:
+        return self.set_update_type(UpdateType.OnReadAndWrite)
+
+    def set_state_visibility(self, visibility: StateVisibility) -> StateTtlConfigBuilder:
+        self._visibility = visibility
+        return self
+
+    def never_return_expired(self) -> StateTtlConfigBuilder:
+        return self.set_state_visibility(StateVisibility.NeverReturnExpired)
+
+    def return_expired_if_not_cleaned_up(self) -> StateTtlConfigBuilder:
+        return self.set_state_visibility(StateVisibility.ReturnExpiredIfNotCleanedUp)
+
+    def use_processing_time(self) -> StateTtlConfigBuilder:
+        """Processing time is the only one there is; the call is accepted for PyFlink's sake."""
+        return self
+
+    def cleanup_full_snapshot(self) -> StateTtlConfigBuilder:
+        self._at_snapshot = True
+        return self
+
+    def disable_cleanup_in_background(self) -> StateTtlConfigBuilder:
+        """Nothing runs in the background here; the call is accepted for PyFlink's sake."""
+        return self
+
+    def build(self) -> StateTtlConfig:
+        return StateTtlConfig(self._ttl, self._update, self._visibility, self._at_snapshot)
+
+
+class StateKind(Enum):
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+    REDUCING = "reducing"
+    AGGREGATING = "aggregating"
+
+
+class StateDescriptor:
+    """Base of all descriptors: `kind`, `name`, the type of what is stored, and the time to live."""
+
+    kind: StateKind
+
+    def __init__(self, name: str, value_type: DataType | str | None) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidInputError(
+                f"a state name is 1 to 128 letters, digits, blanks, '_', '-' or '.', starting with a letter or digit; "
+                f"not {name!r}"
+            )
+        self.name = name
+        self.value_type = as_type(value_type)
+        self.key_type: DataType | None = None
+        self.ttl: StateTtlConfig | None = None
+
+    def get_name(self) -> str:
+        return self.name
+
+    def enable_time_to_live(self, ttl_config: StateTtlConfig) -> None:
+        if not isinstance(ttl_config, StateTtlConfig):
+            raise InvalidInputError(f"state '{self.name}': enable_time_to_live takes a StateTtlConfig")
+        self.ttl = ttl_config if ttl_config.enabled else None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.value_type.ddl!r})"
+
+
+class ValueStateDescriptor(StateDescriptor):
+    kind = StateKind.VALUE
+
+    def __init__(self, name: str, value_type_info: DataType | str | None = None) -> None:
+        super().__init__(name, value_type_info)
+
+
+class ListStateDescriptor(StateDescriptor):
+    kind = StateKind.LIST
+
+    def __init__(self, name: str, elem_type_info: DataType | str | None = None) -> None:
+        super().__init__(name, elem_type_info)
+
+
+class MapStateDescriptor(StateDescriptor):
+    kind = StateKind.MAP
+
+    def __init__(
+        self,
+        name: str,
+        key_type_info: DataType | str | None = None,
+        value_type_info: DataType | str | None = None,
+    ) -> None:
+        super().__init__(name, value_type_info)
+        self.key_type = as_type(key_type_info)
+
+
+class ReducingStateDescriptor(StateDescriptor):
+    kind = StateKind.REDUCING
+
+    def __init__(
+        self,
+        name: str,
+        reduce_function: ReduceFunction | Callable[[Any, Any], Any],
+        type_info: DataType | str | None = None,
+    ) -> None:
+        super().__init__(name, type_info)
+        if isinstance(reduce_function, ReduceFunction):
+            self.reduce = reduce_function.reduce
+        elif callable(reduce_function):
+            self.reduce = reduce_function
+        else:
+            raise TypeError("The input must be a ReduceFunction or a callable function!")
+
+
+class AggregatingStateDescriptor(StateDescriptor):
+    kind = StateKind.AGGREGATING
+
+    def __init__(
+        self, name: str, agg_function: AggregateFunction, state_type_info: DataType | str | None = None
+    ) -> None:
+        super().__init__(name, state_type_info)
+        if not isinstance(agg_function, AggregateFunction):
+            raise TypeError("The input must be an AggregateFunction!")
+        self.aggregate = agg_function

@@ -1,0 +1,161 @@
+"""What an epoch consists of: the manifest, the files it names, and what a task is told and tells.
+
+These are plain frozen records. `storage/manifests.py` writes and reads them, `coordinator/` makes them,
+`runtime/` obeys and answers with them. Fields may be added with defaults; a reader ignores fields that it does
+not know; anything that an older reader must not ignore is named in `Manifest.requires`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cairn.model.keygroups import KeyGroupRange
+
+FORMAT_VERSION = 1
+NO_WATERMARK = -(1 << 63)
+
+
+class StateSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One registered state of an operator, as stored. Two specs are compatible when `signature` is equal."""
+
+    name: str
+    kind: str
+    value_type: str
+    key_type: str = ""
+    ttl_ms: int = 0
+    cleanup_at_snapshot: bool = False
+
+    @property
+    def signature(self) -> str:
+        types = f"{self.key_type} -> {self.value_type}" if self.key_type else self.value_type
+        return f"{self.kind} of {types}{' with TTL' if self.ttl_ms else ''}"
+
+
+class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One state file (or bytes kept in the manifest of `epoch`) with the changes or the whole of a key-group range.
+
+    `path` is relative to the job directory and empty for inlined bytes. `size` and `checksum` are those of the
+    whole file. `snapshot` files replace everything before them in their range; deltas add to it.
+    """
+
+    epoch: int
+    first_group: int
+    last_group: int
+    size: int
+    checksum: str
+    path: str = ""
+    snapshot: bool = False
+    rows: int = 0
+
+    @property
+    def groups(self) -> KeyGroupRange:
+        return KeyGroupRange(self.first_group, self.last_group)
+
+
+class OperatorState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that is known of one operator: its key, its states, and the chain of files that holds them, oldest first."""
+
+    uid: str
+    name: str
+    parallelism: int
+    key_type: str
+    states: list[StateSpec]
+    chain: list[StateHandle]
+
+
+class SinkCommittable(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a sink needs to make this epoch's output visible. Only the sink reads `data`."""
+
+    uid: str
+    kind: str
+    data: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The one commit point of an epoch. See `docs/design.md`, "Invariants"."""
+
+    job_id: str
+    incarnation: str
+    epoch: int
+    commit_id: str
+    run: int
+    parent: int
+    max_parallelism: int
+    offsets: str
+    """Text of Spark's offset log entry for this epoch: source positions, watermark, batch time."""
+    watermark: int
+    time_ms: int
+    operators: list[OperatorState]
+    sinks: list[SinkCommittable]
+    lineage: dict[int, str]
+    """Commit ids of the epochs that the chains still reach back to: a working store at one of them can catch up."""
+    inlined: dict[str, bytes] = {}
+    """State bytes of this epoch that were too small for a file, by `inline_key`."""
+    requires: list[str] = []
+
+    def operator(self, uid: str) -> OperatorState | None:
+        return next((op for op in self.operators if op.uid == uid), None)
+
+    def files(self) -> set[str]:
+        """Every state file that this manifest needs, relative to the job directory."""
+        return {handle.path for op in self.operators for handle in op.chain if handle.path}
+
+    def inline_epochs(self) -> set[int]:
+        """Epochs whose manifests hold bytes that this one needs."""
+        return {handle.epoch for op in self.operators for handle in op.chain if not handle.path}
+
+
+def inline_key(uid: str, first_group: int) -> str:
+    return f"{uid}/{first_group}"
+
+
+class EpochContext(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the driver tells every task of an epoch, as a Spark local property."""
+
+    job_dir: str
+    local_dir: str
+    job_id: str
+    incarnation: str
+    run: int
+    epoch: int
+    watermark: int
+    time_ms: int
+    parent: int = -1
+    """The committed epoch whose manifest a task starts from; -1 when there is none."""
+    parent_commit: str = ""
+    inline_threshold: int = 20 * 1024
+    profile: bool = False
+    show_values: bool = False
+    parameters: dict[str, str] = {}
+
+
+class TaskMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a task spent its time (milliseconds) and what went through it."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    keys: int = 0
+    timers_fired: int = 0
+    changed: int = 0
+    delta_bytes: int = 0
+    store: str = ""
+    """How the working store came to its version: warm, caught-up, rebuilt, empty."""
+    restored_rows: int = 0
+    times: dict[str, float] = {}
+
+
+class TaskAck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one finished task attempt tells the driver. Everything that it names is durable by then."""
+
+    uid: str
+    subtask: int
+    epoch: int
+    run: int
+    attempt: int
+    base_commit: str
+    key_type: str
+    handle: StateHandle | None
+    states: list[StateSpec]
+    metrics: TaskMetrics
+    inlined: bytes = b""
+    store_failures: list[str] = []

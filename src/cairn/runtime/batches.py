@@ -1,0 +1,171 @@
+"""Arrow batches in and out: rows to chunks with keys, output rows back to Arrow with errors that name the row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.errors import InternalError, InvalidInputError, UserFunctionError
+from cairn.state.codec import KeyCodec, with_groups
+from cairn.state.slots import KeySlots
+
+GROUP_COLUMN = "__cairn_group"
+CHUNK_ROWS = 512 * 1024
+CHUNK_BYTES = 48 << 20
+
+
+def subtask_of_batch(batch: pa.RecordBatch, parallelism: int, max_parallelism: int) -> int:
+    """Which subtask the rows belong to. A negative group marks the row that every subtask gets in every epoch."""
+    groups = batch.column(batch.num_columns - 1)
+    low, high = (part.as_py() for part in pc.min_max(groups).values())
+    subtasks = {-g - 1 if g < 0 else g * parallelism // max_parallelism for g in (low, high)}
+    if len(subtasks) != 1 or groups.null_count:
+        raise InternalError(f"rows of subtasks {sorted(subtasks)} came to one task; the shuffle went wrong")
+    return subtasks.pop()
+
+
+def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small batches, so that state is read for many keys at once; memory stays bounded."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        groups = batch.column(batch.num_columns - 1)
+        if batch.num_rows and (pc.min(groups).as_py() or 0) < 0:
+            batch = batch.filter(pc.greater_equal(groups, 0))
+        if batch.num_rows == 0:
+            continue
+        if held and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES):
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+class KeyedChunk:
+    """A chunk with the slot of every row's key."""
+
+    __slots__ = ("key_index", "key_slots", "rows", "slots")
+
+    def __init__(self, batch: pa.RecordBatch, key_columns: Sequence[int], codec: KeyCodec, slots: KeySlots) -> None:
+        groups = np.asarray(batch.column(batch.num_columns - 1))
+        encoded = codec.encode([batch.column(i) for i in key_columns]).dictionary_encode()
+        self.key_index: np.ndarray[Any, Any] = np.asarray(encoded.indices)
+        first = np.zeros(len(encoded.dictionary), dtype=np.int64)
+        count = len(self.key_index)
+        first[self.key_index[::-1]] = np.arange(count - 1, -1, -1)
+        self.key_slots = slots.add(with_groups(groups[first], encoded.dictionary))
+        self.slots = self.key_slots[self.key_index]
+        self.rows = batch
+
+
+class OutputBuilder:
+    """Rows that user code emitted, turned into Arrow batches of the declared type."""
+
+    def __init__(self, operator: str, schema: pa.Schema) -> None:
+        self._operator = operator
+        self._schema = schema
+        self._width = len(schema)
+        self._getters = [itemgetter(i) for i in range(self._width)]
+
+    def build(self, rows: list[Any]) -> pa.RecordBatch:
+        try:
+            if not all(issubclass(kind, (tuple, list)) for kind in set(map(type, rows))):
+                rows = [self._row(row) for row in rows]
+            if set(map(len, rows)) - {self._width}:
+                raise ValueError
+            columns = [
+                pa.array(list(map(get, rows)), field.type)
+                for get, field in zip(self._getters, self._schema, strict=True)
+            ]
+            return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        except (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError) as error:
+            raise self._explain(rows, error) from None
+
+    def _row(self, row: Any) -> Any:
+        """Rows may also be mappings by column name, or the bare value of a single column."""
+        if isinstance(row, (tuple, list)):
+            return row
+        if isinstance(row, dict):
+            missing = [name for name in self._schema.names if name not in row]
+            extra = [name for name in row if name not in self._schema.names]
+            if missing or extra:
+                what = f"column '{missing[0]}' is missing" if missing else f"there is no column '{extra[0]}'"
+                raise self._wrong(row, what)
+            return tuple(row[name] for name in self._schema.names)
+        if self._width == 1:
+            return (row,)
+        raise self._wrong(row, f"it is a {type(row).__name__}, not a tuple")
+
+    def _explain(self, rows: list[Any], error: Exception) -> UserFunctionError:
+        if isinstance(error, UserFunctionError):
+            return error
+        for row in rows:
+            if len(row) != self._width:
+                return self._wrong(row, f"it has {len(row)} values instead of {self._width}")
+            for value, field in zip(row, self._schema, strict=True):
+                try:
+                    pa.array([value], field.type)
+                except (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError) as why:
+                    return self._wrong(row, f"column '{field.name}' is {field.type}: {why}")
+        return self._wrong(rows[0] if rows else (), str(error))
+
+    def _wrong(self, row: Any, why: str) -> UserFunctionError:
+        shown = repr(tuple(row) if isinstance(row, tuple) else row)
+        declared = ", ".join(f"{field.name} {field.type}" for field in self._schema)
+        return UserFunctionError(
+            f"operator '{self._operator}' emitted {shown[:200]}, which does not fit its output type ({declared}): {why}. "
+            "Nothing of this epoch was kept.",
+            operator=self._operator,
+        )
+
+    def check(self, batch: Any) -> pa.RecordBatch:
+        """An Arrow result of `process_batch`, cast to the declared type."""
+        if isinstance(batch, pa.Table):
+            batch = batch.combine_chunks().to_batches()
+            batch = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=self._schema)
+        if not isinstance(batch, pa.RecordBatch):
+            raise UserFunctionError(
+                f"operator '{self._operator}' returned {type(batch).__name__}; process_batch functions return a "
+                "pyarrow RecordBatch or Table"
+            )
+        if batch.schema.names != self._schema.names:
+            raise UserFunctionError(
+                f"operator '{self._operator}' returned columns {batch.schema.names}, but its output type has "
+                f"{self._schema.names}"
+            )
+        if batch.schema.types == self._schema.types:
+            return pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+        columns = []
+        for column, field in zip(batch.columns, self._schema, strict=True):
+            try:
+                columns.append(column if column.type == field.type else column.cast(field.type))
+            except pa.ArrowException as error:
+                raise UserFunctionError(
+                    f"operator '{self._operator}', column '{field.name}': {column.type} is no {field.type}: {error}"
+                ) from None
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def row_columns(batch: pa.RecordBatch, count: int) -> list[list[Any]]:
+    """The first `count` columns as lists of Python values."""
+    return [batch.column(i).to_pylist() for i in range(count)]
+
+
+def event_times(column: pa.Array) -> list[int | None]:
+    """A timestamp column as milliseconds since 1970."""
+    if not pa.types.is_timestamp(column.type):
+        raise InvalidInputError(f"the event-time column has type {column.type}, which is no timestamp")
+    micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    return [None if us is None else us // 1000 for us in micros.to_pylist()]

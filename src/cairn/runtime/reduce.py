@@ -1,0 +1,24 @@
+"""`keyed.reduce(...)` as a process function: the combined row of each key is its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cairn.model.descriptors import ReducingStateDescriptor
+from cairn.model.functions import KeyedProcessFunction, RuntimeContext
+
+
+class Reduce(KeyedProcessFunction):
+    def __init__(self, function: Callable[[Any, Any], Any], row_type: str) -> None:
+        self._function = function
+        self._row_type = row_type
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._state = runtime_context.get_reducing_state(
+            ReducingStateDescriptor("reduced", self._function, self._row_type)
+        )
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        self._state.add(value)
+        return (self._state.get(),)

@@ -1,0 +1,240 @@
+"""Key and value bytes: how keys, map keys and values become the bytes that backends and state files hold.
+
+A key is encoded so that equal bytes mean equal keys and nothing else: fixed eight bytes for numbers and times,
+the text or bytes themselves for a single text or binary column, and length-prefixed parts for several columns.
+The encoding of a key and its key group (`model/keygroups.py`) are part of the stored format and never change.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.errors import InvalidInputError
+from cairn.model.types import DataType, Storage, row_class
+from cairn.storage.statefile import ARROW_STORAGE
+
+MAX_KEY_BYTES = 32 * 1024
+_SIGN = 1 << 63
+_double = struct.Struct(">d")
+_KEY_TYPES = {
+    "boolean", "tinyint", "smallint", "int", "bigint", "float", "double",
+    "string", "binary", "date", "timestamp", "timestamp_ntz",
+}  # fmt: skip
+_FLOATS = ("float", "double")
+
+
+def check_key_type(name: str, dtype: DataType) -> None:
+    """Refuse what cannot be a key, before anything runs."""
+    if dtype.ddl in _KEY_TYPES or dtype.ddl.startswith("decimal("):
+        return
+    raise InvalidInputError(
+        f"key column '{name}' has type {dtype.ddl}, which cannot be a key: use strings, binary, numbers, booleans, "
+        "dates or timestamps (several columns may be given)",
+        column=name,
+    )
+
+
+class KeyCodec:
+    """Encodes the key columns of a batch at once, and decodes one key at a time."""
+
+    def __init__(self, columns: Sequence[tuple[str, DataType]]) -> None:
+        for name, dtype in columns:
+            check_key_type(name, dtype)
+        self.columns = tuple(columns)
+        self.ddl = ", ".join(f"{name} {dtype.ddl}" for name, dtype in columns)
+        self._row = row_class(tuple(name for name, _ in columns))
+
+    def encode(self, arrays: Sequence[pa.Array]) -> pa.Array:
+        """One binary value per row. Null keys are refused."""
+        parts = []
+        for (name, dtype), array in zip(self.columns, arrays, strict=True):
+            if array.null_count:
+                raise InvalidInputError(
+                    f"key column '{name}' holds a null, and a null is no key: filter such rows out or use coalesce()",
+                    column=name,
+                )
+            parts.append(_key_bytes(dtype, array))
+        if len(parts) == 1:
+            encoded = parts[0]
+        else:
+            pieces: list[pa.Array] = []
+            for part in parts:
+                pieces += [_lengths(part), part]
+            encoded = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
+        longest = pc.max(pc.binary_length(encoded)).as_py() or 0
+        if longest > MAX_KEY_BYTES:
+            raise InvalidInputError(
+                f"a key of ({self.ddl}) takes {longest} bytes; at most {MAX_KEY_BYTES} are allowed", size=longest
+            )
+        return encoded
+
+    def encode_one(self, values: Sequence[Any]) -> bytes:
+        """The bytes of one key given as Python values."""
+        arrays = [
+            pa.array([dtype.to_storage(value)], ARROW_STORAGE[dtype.storage])
+            for (_, dtype), value in zip(self.columns, values, strict=True)
+        ]
+        return bytes(self.encode(arrays)[0].as_py())
+
+    def decode(self, key: bytes) -> Any:
+        """The key as user code sees it: the value of the one column, or a named tuple."""
+        if len(self.columns) == 1:
+            return _key_value(self.columns[0][1], key)
+        values = []
+        at = 0
+        for _, dtype in self.columns:
+            length = int.from_bytes(key[at : at + 4], "big")
+            values.append(_key_value(dtype, key[at + 4 : at + 4 + length]))
+            at += 4 + length
+        return self._row(*values)
+
+
+def _lengths(part: pa.Array) -> pa.Array:
+    lengths = np.asarray(pc.binary_length(part)).astype(">u4")
+    return _fixed(lengths.view(np.uint8), 4, len(part))
+
+
+def _fixed(raw: np.ndarray[Any, Any], width: int, count: int) -> pa.Array:
+    buffer = pa.py_buffer(np.ascontiguousarray(raw))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, buffer]).cast(pa.binary())
+
+
+def _key_bytes(dtype: DataType, array: pa.Array) -> pa.Array:
+    if dtype.ddl in _FLOATS:
+        numbers = np.array(array.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64) + 0.0
+        numbers[np.isnan(numbers)] = np.nan
+        return _fixed(numbers.astype(">f8").view(np.uint8), 8, len(array))
+    if dtype.storage is Storage.INT:
+        return group_order(int_storage(dtype, array))
+    if dtype.ddl.startswith("decimal("):
+        return array.cast(pa.string()).cast(pa.binary())
+    return array.cast(pa.binary())
+
+
+def int_storage(dtype: DataType, array: pa.Array) -> np.ndarray[Any, Any]:
+    """A column of an integer-stored type as int64: booleans, numbers, days, microseconds."""
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
+    elif pa.types.is_date(array.type):
+        array = array.cast(pa.date32()).cast(pa.int32())
+    return np.asarray(array.cast(pa.int64()))
+
+
+def group_order(numbers: np.ndarray[Any, Any]) -> pa.Array:
+    """int64 as eight bytes that sort like the numbers."""
+    flipped = (numbers.astype(np.int64).view(np.uint64) ^ np.uint64(_SIGN)).astype(">u8")
+    return _fixed(flipped.view(np.uint8), 8, len(numbers))
+
+
+def _key_value(dtype: DataType, key: bytes) -> Any:
+    if dtype.ddl in _FLOATS:
+        return _double.unpack(key)[0]
+    if dtype.storage is Storage.INT:
+        return dtype.from_storage(int.from_bytes(key, "big") - _SIGN)
+    if dtype.storage is Storage.TEXT:
+        return dtype.from_storage(key.decode())
+    return key
+
+
+def with_groups(groups: np.ndarray[Any, Any], keys: pa.Array) -> pa.Array:
+    """The stored key: two bytes of key group in front of the encoded key."""
+    prefix = _fixed(groups.astype(">u2").view(np.uint8), 2, len(keys))
+    return pc.binary_join_element_wise(prefix, keys, pa.scalar(b"", pa.binary()))
+
+
+def entry_key(dtype: DataType, stored: Any) -> bytes:
+    """A map key as bytes; map entries are iterated in the order of these bytes."""
+    if dtype.storage is Storage.INT:
+        return int(stored + _SIGN).to_bytes(8, "big")
+    if dtype.storage is Storage.TEXT:
+        return str(stored).encode()
+    if dtype.storage is Storage.FLOAT:
+        return _double.pack(math.nan if stored != stored else stored + 0.0)
+    return bytes(stored)
+
+
+def entry_value(dtype: DataType, entry: bytes) -> Any:
+    """The map key that `entry_key` encoded, as user code sees it."""
+    if dtype.storage is Storage.INT:
+        return dtype.from_storage(int.from_bytes(entry, "big") - _SIGN)
+    if dtype.storage is Storage.TEXT:
+        return dtype.from_storage(entry.decode())
+    if dtype.storage is Storage.FLOAT:
+        return _double.unpack(entry)[0]
+    return dtype.from_storage(entry)
+
+
+def entry_prefix(key: bytes) -> bytes:
+    """What all entries of a key begin with in a backend; no key's prefix is the beginning of another's."""
+    return len(key).to_bytes(2, "big") + key
+
+
+def time_bytes(timestamp: int) -> bytes:
+    """A timer's time as bytes that sort like the times."""
+    return (timestamp + _SIGN).to_bytes(8, "big")
+
+
+def time_value(raw: bytes) -> int:
+    return int.from_bytes(raw[:8], "big") - _SIGN
+
+
+def value_bytes(values: pa.Array, storage: Storage, times: pa.Array | None) -> list[bytes | None]:
+    """A value column as the bytes a backend holds: the value, after eight bytes of time when the state has TTL."""
+    if storage in (Storage.INT, Storage.FLOAT):
+        validity, data = values.buffers()
+        raw = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(8), len(values), [validity, data], values.null_count, values.offset
+        ).cast(pa.binary())
+    else:
+        raw = values.cast(pa.binary())
+    if times is not None:
+        stamps = _fixed(np.asarray(times.fill_null(0)).astype("<i8").view(np.uint8), 8, len(times))
+        raw = pc.binary_join_element_wise(stamps, raw, pa.scalar(b"", pa.binary()))
+    return list(raw.to_pylist())
+
+
+def value_column(raw: Sequence[bytes | None], storage: Storage, ttl: bool) -> tuple[pa.Array, pa.Array | None]:
+    """The opposite of `value_bytes`: values and, with TTL, their times."""
+    times = None
+    if ttl:
+        stamps = [None if b is None else int.from_bytes(b[:8], "little", signed=True) for b in raw]
+        times = pa.array(stamps, pa.int64())
+        raw = [None if b is None else b[8:] for b in raw]
+    if storage is Storage.TEXT:
+        return pa.array(raw, pa.binary()).cast(pa.string()), times
+    if storage is Storage.BYTES:
+        return pa.array(raw, pa.binary()), times
+    present = [b for b in raw if b is not None]
+    numbers = np.frombuffer(b"".join(present), "<i8" if storage is Storage.INT else "<f8")
+    if len(present) == len(raw):
+        return pa.array(numbers), times
+    mask = np.array([b is None for b in raw], dtype=bool)
+    full = np.zeros(len(raw), dtype=numbers.dtype)
+    full[~mask] = numbers
+    return pa.array(full, mask=mask), times
+
+
+def python_value(raw: bytes, storage: Storage) -> Any:
+    """One value's bytes (without time) in stored form."""
+    if storage is Storage.INT:
+        return int.from_bytes(raw, "little", signed=True)
+    if storage is Storage.FLOAT:
+        return struct.unpack("<d", raw)[0]
+    if storage is Storage.TEXT:
+        return raw.decode()
+    return raw
+
+
+def epoch_millis(moment: dt.datetime) -> int:
+    """Milliseconds since 1970 of a timestamp; one without a zone is taken as UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=dt.timezone.utc)
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,250 @@
+"""State in LMDB: memory-mapped, readable by all workers of a host at once. The only import of lmdb.
+
+LMDB keys end at 511 bytes. A longer key is stored under its first bytes and a digest of all of it, with the whole
+key kept in front of the value and compared at every read, so two keys never share an entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import lmdb
+
+from cairn.errors import StorageError
+from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
+
+_META = b"_meta"
+_VERSION = b"version"
+_LONG_MARK = b"\xff\x00long\x00\xff"
+_HEAD = 400
+_DIGEST = 32
+_INITIAL_MAP = 1 << 30
+_GROW = 2
+
+_damage = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
+
+
+def _short(key: bytes) -> bytes:
+    return key[:_HEAD] + _LONG_MARK + hashlib.blake2b(key, digest_size=_DIGEST).digest()
+
+
+class LmdbBackend(StateBackend):
+    """One LMDB environment per subtask, one named database per table.
+
+    Writes are not forced to disk: after a crash of the process the operating system still has them, and after a
+    crash of the host `state/store.py` discards the copy.
+    """
+
+    shared = True
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, "data.mdb")
+        self._tables: dict[str, Any] = {}
+        self._txn: Any = None
+        try:
+            self._check_size()
+            self._env = lmdb.open(
+                folder,
+                map_size=max(_INITIAL_MAP, self._file_size() * _GROW),
+                max_dbs=1024,
+                sync=False,
+                metasync=False,
+                readahead=False,
+                max_spare_txns=2,
+                mode=0o600,
+            )
+            self._check_pages()
+            self._env.reader_check()
+            self._max_key = self._env.max_key_size()
+            self._meta = self._env.open_db(_META)
+        except _damage as error:
+            raise DamagedStoreError(f"the LMDB working store in {folder} cannot be opened: {error}") from error
+        except lmdb.Error as error:
+            raise StorageError(f"cannot open the LMDB working store in {folder}: {error}", path=folder) from error
+
+    def _file_size(self) -> int:
+        try:
+            return os.path.getsize(self._path)
+        except FileNotFoundError:
+            return 0
+
+    def _check_size(self) -> None:
+        """A file shorter than its pages would end the process on the first read beyond it."""
+        if 0 < self._file_size() < 4096 * 2:
+            raise DamagedStoreError(f"the LMDB working store {self._path} is cut short")
+
+    def _check_pages(self) -> None:
+        needed = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        if self._file_size() and needed > max(self._file_size(), 2 * self._env.stat()["psize"]):
+            raise DamagedStoreError(f"the LMDB working store {self._path} is cut short")
+
+    def _reader(self) -> Any:
+        """The read transaction that serves all reads until the next `apply`."""
+        if self._txn is None:
+            try:
+                self._txn = self._env.begin()
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+                self._txn = self._env.begin()
+        return self._txn
+
+    def _end_reader(self) -> None:
+        if self._txn is not None:
+            self._txn.abort()
+            self._txn = None
+
+    def _table(self, name: str) -> Any:
+        """The handle of a table, or None while nothing was ever written to it."""
+        table = self._tables.get(name)
+        if table is None:
+            with contextlib.suppress(lmdb.NotFoundError, lmdb.ReadonlyError):
+                table = self._tables[name] = self._env.open_db(name.encode(), txn=self._reader(), create=False)
+        return table
+
+    def version(self) -> str | None:
+        try:
+            found = self._reader().get(_VERSION, db=self._meta)
+        except _damage as error:
+            raise DamagedStoreError(f"the LMDB working store {self._path} is damaged: {error}") from error
+        return found.decode() if found is not None else None
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        handle = self._table(table)
+        if handle is None:
+            return [None] * len(keys)
+        txn = self._reader()
+        try:
+            if max(map(len, keys), default=0) <= self._max_key:
+                if len(keys) == 1:
+                    return [txn.get(keys[0], db=handle)]
+                cursor = txn.cursor(handle)
+                get = cursor.get
+                return [get(key) for key in keys]
+            return [self._get(txn, handle, key) for key in keys]
+        except _damage as error:
+            raise DamagedStoreError(f"the LMDB working store {self._path} is damaged: {error}") from error
+
+    def _get(self, txn: Any, handle: Any, key: bytes) -> bytes | None:
+        if len(key) <= self._max_key:
+            found: bytes | None = txn.get(key, db=handle)
+            return found
+        found = txn.get(_short(key), db=handle)
+        if found is None:
+            return None
+        whole, value = _split(found)
+        if whole != key:
+            raise DamagedStoreError(f"two keys of {len(key)} bytes have the same digest in {self._path}")
+        return value
+
+    def scan(self, table: str, prefix: bytes = b"", start: bytes = b"") -> Iterator[Put]:
+        handle = self._table(table)
+        if handle is None:
+            return
+        txn = self._reader()
+        lowest = max(prefix, start)
+        head = prefix[:_HEAD]
+        alike: list[Put] = []  # neighbours that share their first _HEAD bytes, where long keys are out of order
+        with txn.cursor(handle) as cursor:
+            if not cursor.set_range(lowest[:_HEAD]):
+                return
+            for stored_key, stored_value in cursor:
+                if not stored_key.startswith(head):
+                    break
+                pair = (stored_key, stored_value)
+                if _is_long(stored_key):
+                    pair = _split(stored_value)
+                if alike and pair[0][:_HEAD] != alike[0][0][:_HEAD]:
+                    yield from sorted(alike)
+                    alike = []
+                if not pair[0].startswith(prefix) or pair[0] < lowest:
+                    continue
+                if len(pair[0]) < _HEAD:
+                    yield pair
+                else:
+                    alike.append(pair)
+        yield from sorted(alike)
+
+    def apply(self, changes: Iterable[TableChanges], version: str | None) -> None:
+        changes = list(changes)
+        while True:
+            self._end_reader()
+            try:
+                self._write(changes, version)
+                return
+            except lmdb.MapFullError:
+                self._env.set_mapsize(self._env.info()["map_size"] * _GROW)
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+            except _damage as error:
+                raise DamagedStoreError(f"the LMDB working store {self._path} is damaged: {error}") from error
+            except lmdb.Error as error:
+                raise StorageError(
+                    f"cannot write the working store {self._path}: {error}; free room on that disk or move the store "
+                    "with the option execution.checkpointing.local-backup.dirs",
+                    path=self._path,
+                ) from error
+
+    def _write(self, changes: Sequence[TableChanges], version: str | None) -> None:
+        opened = {}
+        with self._env.begin(write=True) as txn:
+            for change in changes:
+                handle = self._tables.get(change.table)
+                if handle is None:
+                    handle = opened[change.table] = self._env.open_db(change.table.encode(), txn=txn)
+                cursor = txn.cursor(handle)
+                for prefix in change.clears:
+                    self._clear(cursor, prefix)
+                for key in change.deletes:
+                    txn.delete(key if len(key) <= self._max_key else _short(key), db=handle)
+                if change.puts:
+                    if max(len(key) for key, _ in change.puts) > self._max_key:
+                        puts = [p if len(p[0]) <= self._max_key else (_short(p[0]), _joined(*p)) for p in change.puts]
+                        cursor.putmulti(puts)
+                    else:
+                        cursor.putmulti(change.puts)
+            if version is None:
+                txn.delete(_VERSION, db=self._meta)
+            else:
+                txn.put(_VERSION, version.encode(), db=self._meta)
+        self._tables.update(opened)
+
+    def _clear(self, cursor: Any, prefix: bytes) -> None:
+        head = prefix[:_HEAD]
+        more = cursor.set_range(head)
+        while more and cursor.key().startswith(head):
+            key = cursor.key()
+            if _is_long(key):
+                key, _ = _split(cursor.value())
+            if key.startswith(prefix):
+                cursor.delete()
+                more = bool(cursor.key())
+            else:
+                more = cursor.next()
+
+    def size_bytes(self) -> int:
+        return self._file_size()
+
+    def count(self, table: str) -> int:
+        handle = self._table(table)
+        return 0 if handle is None else int(self._reader().stat(handle)["entries"])
+
+    def close(self) -> None:
+        self._end_reader()
+        self._env.close()
+
+
+def _is_long(key: bytes) -> bool:
+    return len(key) == _HEAD + len(_LONG_MARK) + _DIGEST and key.startswith(_LONG_MARK, _HEAD)
+
+
+def _joined(key: bytes, value: bytes) -> bytes:
+    return len(key).to_bytes(4, "big") + key + value
+
+
+def _split(stored: bytes) -> Put:
+    length = int.from_bytes(stored[:4], "big")
+    return stored[4 : 4 + length], stored[4 + length :]

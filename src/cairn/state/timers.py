@@ -1,0 +1,114 @@
+"""Timers: keyed state ordered by time. Kept in the same store and the same deltas as everything else.
+
+When timers fire. At the start of an epoch, before its rows, every timer at or below the epoch's time fires, in
+ascending time. A timer that `on_timer` registers at or below the epoch's time, but later than the timer that is
+firing, fires in the same sweep; one that is not later waits for the next epoch, so a timer that re-arms itself cannot
+keep an epoch from ending. A timer that a row registers for a time already passed fires in the next epoch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from cairn.errors import InvalidInputError
+from cairn.model.types import Storage
+from cairn.state import codec
+from cairn.state.slots import KeySlots
+from cairn.state.store import WorkingStore
+from cairn.storage.statefile import Section, sorted_table
+
+EVENT_TIMERS = "_timers.event"
+PROCESSING_TIMERS = "_timers.processing"
+_LONG_MAX = (1 << 63) - 1
+
+
+class TimerTable:
+    """The timers of one domain: those in the store, and this epoch's changes by (time, slot)."""
+
+    def __init__(self, name: str, slots: KeySlots, store: WorkingStore) -> None:
+        self.name = name
+        self._slots = slots
+        self._store = store
+        self._added: set[tuple[int, int]] = set()
+        self._removed: set[tuple[int, int]] = set()
+        self._sweep: list[tuple[int, int]] | None = None
+        self._firing = 0
+        self._limit = 0
+
+    def register(self, timestamp: int) -> None:
+        timer = (_checked(timestamp), self._slot())
+        if timer in self._added:
+            return
+        self._removed.discard(timer)
+        self._added.add(timer)
+        if self._sweep is not None and self._firing < timer[0] <= self._limit:
+            heapq.heappush(self._sweep, timer)
+
+    def delete(self, timestamp: int) -> None:
+        timer = (_checked(timestamp), self._slot())
+        self._added.discard(timer)
+        self._removed.add(timer)
+
+    def _slot(self) -> int:
+        self._slots.key()
+        return int(self._slots.current[0])
+
+    def fire(self, now: int, call: Callable[[int], None]) -> int:
+        """Call `call(time)` for each due timer with its key as the current one. Returns how many fired."""
+        due = []
+        keys = []
+        for raw, _ in self._store.scan(self.name):
+            time = codec.time_value(raw)
+            if time > now:
+                break
+            due.append(time)
+            keys.append(raw[8:])
+        if not due:
+            return 0
+        distinct = list(dict.fromkeys(keys))
+        places = dict(zip(distinct, self._slots.add(pa.array(distinct, pa.binary())).tolist(), strict=True))
+        self._sweep = [(time, places[key]) for time, key in zip(due, keys, strict=True)]
+        waiting = set(self._sweep)
+        heapq.heapify(self._sweep)
+        self._limit = now
+        fired = 0
+        last: tuple[int, int] | None = None
+        while self._sweep:
+            timer = heapq.heappop(self._sweep)
+            if timer == last or not (timer in self._added or (timer in waiting and timer not in self._removed)):
+                continue
+            last = timer
+            waiting.discard(timer)
+            self._added.discard(timer)
+            self._removed.add(timer)
+            self._firing = timer[0]
+            self._slots.current[0] = timer[1]
+            call(timer[0])
+            fired += 1
+        self._slots.current[0] = None
+        self._sweep = None
+        return fired
+
+    def drain(self) -> Section | None:
+        changes = [(timer, b"") for timer in self._added] + [(timer, None) for timer in self._removed]
+        if not changes:
+            return None
+        columns = {
+            "key": pa.array([self._slots.keys[slot] for (_, slot), _ in changes], pa.binary()),
+            "entry": pa.array([codec.time_bytes(time) for (time, _), _ in changes], pa.binary()),
+            "value": pa.array([value for _, value in changes], pa.binary()),
+        }
+        return Section(self.name, "timer", Storage.BYTES, False, sorted_table(columns))
+
+
+def _checked(timestamp: int) -> int:
+    if timestamp.__class__ is not int:
+        if isinstance(timestamp, (bool, float, str)) or not hasattr(timestamp, "__index__"):
+            raise InvalidInputError(f"a timer's time is a whole number of milliseconds, not {timestamp!r}")
+        timestamp = timestamp.__index__()
+    if not -_LONG_MAX - 1 <= timestamp <= _LONG_MAX:
+        raise InvalidInputError(f"a timer's time must fit 64 bits, not {timestamp}")
+    return timestamp

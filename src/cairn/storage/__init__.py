@@ -1,0 +1,1 @@
+"""Bytes on a durable file system. The only layer that opens durable files or puts a path together."""

@@ -1,0 +1,100 @@
+"""Which files nothing needs any more, and deleting them: from published manifests only, never by guess.
+
+Two ways lead here. `expire` runs after a commit and removes what only the manifests that just left retention
+named. `sweep` looks at everything in a job's directory and removes files that no manifest names; it spares whatever
+is younger than its age guard, since a running task may be about to acknowledge it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from cairn.errors import CairnError
+from cairn.model.manifest import Manifest
+from cairn.storage import layout
+from cairn.storage.filesystem import FileInfo, FileSystem
+from cairn.storage.manifests import ManifestStore
+
+_log = logging.getLogger("cairn.storage")
+AGE_GUARD_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What may go after a commit."""
+
+    epochs: tuple[int, ...]
+    files: tuple[str, ...]
+
+
+def plan_expiry(manifests: Mapping[int, Manifest], retained: int) -> Expiry:
+    """Which of the known manifests leave retention, and which files then have no manifest left. Pure."""
+    ordered = sorted(manifests)
+    kept = set(ordered[-retained:])
+    needed = set().union(*(manifests[epoch].inline_epochs() for epoch in kept)) if kept else set()
+    files = set().union(*(manifests[epoch].files() for epoch in kept)) if kept else set()
+    gone = tuple(epoch for epoch in ordered if epoch not in kept and epoch not in needed)
+    # A manifest that stays only for its inlined bytes keeps no files alive: nothing restores from it.
+    loose: set[str] = set()
+    for epoch in ordered:
+        if epoch not in kept:
+            loose |= manifests[epoch].files() - files
+    return Expiry(gone, tuple(sorted(loose)))
+
+
+def expire(store: ManifestStore, manifests: dict[int, Manifest], retained: int) -> int:
+    """Carry `plan_expiry` out. Files go first, so that a crash in between leaves a manifest, never an orphan.
+
+    A delete that fails is logged and left to a later sweep: it must not stop the job.
+    """
+    plan = plan_expiry(manifests, retained)
+    deleted = 0
+    for path in plan.files:
+        try:
+            store.files.delete(path)
+            deleted += 1
+        except CairnError as error:
+            _log.warning("cannot delete %s, which no epoch needs any more: %s", path, error)
+    for epoch in plan.epochs:
+        try:
+            store.delete(epoch)
+        except CairnError as error:
+            _log.warning("cannot delete the manifest of epoch %d: %s", epoch, error)
+        manifests.pop(epoch, None)
+    for epoch in sorted(manifests)[:-retained]:
+        # It stays for its inlined bytes alone, and its files need no second look.
+        manifests[epoch] = msgspec.structs.replace(manifests[epoch], operators=[])
+    return deleted
+
+
+def orphans(
+    present: Iterable[FileInfo], manifests: Iterable[Manifest], now: float, age_guard: float = AGE_GUARD_SECONDS
+) -> list[FileInfo]:
+    """State files that no manifest names and that are older than the guard. Pure."""
+    named: set[str] = set()
+    for manifest in manifests:
+        named |= manifest.files()
+    return [info for info in present if info.path not in named and info.modified < now - age_guard]
+
+
+def sweep(
+    files: FileSystem, dry_run: bool = False, age_guard: float = AGE_GUARD_SECONDS, now: float | None = None
+) -> list[FileInfo]:
+    """Delete orphans; returns them. With `dry_run` nothing is deleted.
+
+    Every manifest must be readable: with one that is not, nobody knows what it names, and nothing is deleted.
+    The files are listed before the manifests are read, so that one which a commit names meanwhile is spared.
+    """
+    present = list(files.walk(layout.SHARED))
+    store = ManifestStore(files)
+    manifests = [store.load(epoch) for epoch in store.epochs()]
+    found = orphans(present, manifests, time.time() if now is None else now, age_guard)
+    if not dry_run:
+        for info in found:
+            files.delete(info.path)
+    return found

@@ -1,0 +1,196 @@
+"""Manifests, runs and the job's identity as files: publish once, verify at every read, find the newest.
+
+A manifest file is `"CAIRNMF1"`, the xxh3-64 of the body (8 bytes), the body's length (4 bytes) and the body in
+MessagePack. It is created, never replaced: the create is the commit.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+
+import msgspec
+import xxhash
+
+from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InternalError, NotFoundError
+from cairn.model.manifest import FORMAT_VERSION, Manifest
+from cairn.storage import layout
+from cairn.storage.filesystem import FileSystem
+
+_MAGIC = b"CAIRNMF"
+_HEAD = len(_MAGIC) + 1 + 8 + 4
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Manifest).decode
+
+
+class JobIdentity(msgspec.Struct, frozen=True):
+    """`job.json`: what can never change while the directory lives."""
+
+    job_id: str
+    name: str
+    incarnation: str
+    max_parallelism: int
+    format_version: int = FORMAT_VERSION
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """`runs/<n>`: who runs the job, since when, where."""
+
+    run: int
+    host: str
+    pid: int
+    started_ms: int
+    parallelism: int
+
+    def describe(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started_ms / 1000))
+        return f"run {self.run} (process {self.pid} on {self.host}, since {since})"
+
+
+class IncompleteManifestError(CorruptFileError):
+    """The file was never written whole: the epoch did not happen."""
+
+    code = "incomplete-manifest"
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    body = _encode(manifest)
+    return (
+        _MAGIC
+        + str(FORMAT_VERSION).encode()
+        + xxhash.xxh3_64_digest(body)
+        + len(body).to_bytes(4, "little")
+        + body
+    )
+
+
+def decode_manifest(data: bytes, name: str) -> Manifest:
+    """The manifest in these bytes. Tells apart what was never finished, what is damaged, and what is too new."""
+    if len(data) < _HEAD or len(data) < _HEAD + int.from_bytes(data[_HEAD - 4 : _HEAD], "little"):
+        raise IncompleteManifestError(f"manifest {name} is cut short after {len(data)} bytes", path=name)
+    if not data.startswith(_MAGIC):
+        raise CorruptFileError(f"{name} is no manifest of cairn", path=name)
+    version = data[len(_MAGIC) : len(_MAGIC) + 1]
+    if version != str(FORMAT_VERSION).encode():
+        raise IncompatibleStateError(
+            f"manifest {name} has format {version!r}; this cairn reads format {FORMAT_VERSION}. "
+            "Use the release that wrote it or a newer one; nothing was changed.",
+            path=name,
+        )
+    body = data[_HEAD:]
+    if xxhash.xxh3_64_digest(body) != data[len(_MAGIC) + 1 : _HEAD - 4]:
+        raise CorruptFileError(f"manifest {name} does not match its checksum", path=name)
+    try:
+        manifest = _decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptFileError(f"manifest {name} cannot be read: {error}", path=name) from error
+    if manifest.requires:
+        raise IncompatibleStateError(
+            f"manifest {name} needs features that this cairn does not have: {', '.join(manifest.requires)}", path=name
+        )
+    return manifest
+
+
+class ManifestStore:
+    """The manifests of one job."""
+
+    def __init__(self, files: FileSystem) -> None:
+        self.files = files
+
+    def publish(self, manifest: Manifest) -> None:
+        """The commit. Raises `FileExistsError` if the epoch is committed already."""
+        self.files.create(layout.epoch_path(manifest.epoch), encode_manifest(manifest))
+
+    def exists(self, epoch: int) -> bool:
+        return self.files.exists(layout.epoch_path(epoch))
+
+    def load(self, epoch: int) -> Manifest:
+        path = layout.epoch_path(epoch)
+        manifest = decode_manifest(self.files.read(path), f"{self.files.root}/{path}")
+        if manifest.epoch != epoch:
+            raise CorruptFileError(f"{self.files.root}/{path} holds the manifest of epoch {manifest.epoch}")
+        return manifest
+
+    def epochs(self) -> list[int]:
+        """All epochs with a manifest file, ascending."""
+        found = (layout.number_of(info.path) for info in self.files.list(layout.EPOCHS))
+        return sorted(number for number in found if number is not None)
+
+    def delete(self, epoch: int) -> None:
+        self.files.delete(layout.epoch_path(epoch))
+
+    def set_aside(self, epoch: int, run: int) -> str:
+        """Move an unfinished manifest out of the way, so that its epoch can happen."""
+        target = f"{layout.epoch_path(epoch)}.unfinished-{run}"
+        self.files.move(layout.epoch_path(epoch), target)
+        return target
+
+
+def load_identity(files: FileSystem) -> JobIdentity | None:
+    """The job that a directory belongs to, or None for a directory without one."""
+    if not files.exists(layout.JOB):
+        return None
+    where = f"{files.root}/{layout.JOB}"
+    try:
+        identity = msgspec.json.decode(files.read(layout.JOB), type=JobIdentity)
+    except msgspec.MsgspecError as error:
+        raise CorruptFileError(f"{where} cannot be read: {error}", path=where) from error
+    if identity.format_version > FORMAT_VERSION:
+        raise IncompatibleStateError(
+            f"{where} has format {identity.format_version}; this cairn reads up to {FORMAT_VERSION}", path=where
+        )
+    return identity
+
+
+def create_identity(files: FileSystem, job_id: str, name: str, max_parallelism: int) -> JobIdentity:
+    identity = JobIdentity(job_id, name, uuid.uuid4().hex, max_parallelism)
+    try:
+        files.create(layout.JOB, msgspec.json.format(msgspec.json.encode(identity)))
+    except FileExistsError:
+        found = load_identity(files)
+        if found is None:
+            raise InternalError(f"{files.root}/{layout.JOB} came and went") from None
+        return found
+    return identity
+
+
+class Runs:
+    """Who owns the job: the run with the highest number."""
+
+    def __init__(self, files: FileSystem) -> None:
+        self.files = files
+
+    def newest(self) -> int:
+        numbers = [layout.number_of(info.path) for info in self.files.list(layout.RUNS)]
+        return max((n for n in numbers if n is not None), default=0)
+
+    def record(self, run: int) -> RunRecord | None:
+        try:
+            return msgspec.json.decode(self.files.read(layout.run_path(run)), type=RunRecord)
+        except (NotFoundError, msgspec.MsgspecError):
+            return None
+
+    def take(self, parallelism: int, now_ms: int) -> RunRecord:
+        """Become the newest run. From here on every older one stops at its next commit."""
+        while True:
+            record = RunRecord(self.newest() + 1, socket.gethostname(), os.getpid(), now_ms, parallelism)
+            try:
+                self.files.create(layout.run_path(record.run), msgspec.json.encode(record))
+                return record
+            except FileExistsError:
+                continue
+
+    def check(self, mine: int) -> None:
+        """Raise `FencedError` if a newer run has taken the job."""
+        if self.files.exists(layout.run_path(mine + 1)):
+            newest = self.newest()
+            record = self.record(newest)
+            who = record.describe() if record else f"run {newest}"
+            raise FencedError(
+                f"this is run {mine} of the job in {self.files.root}, and {who} has taken it over; this run stops and "
+                "changes nothing more",
+                run=mine,
+                newest=newest,
+            )

@@ -1,0 +1,192 @@
+"""The state file: typed columns of changed or whole state, sorted by key, checksummed section by section.
+
+Layout (all integers little-endian)::
+
+    "CAIRNST1"                      magic and format version
+    section, section, ...           each an Arrow IPC stream, starting at a multiple of 64 bytes
+    footer                          MessagePack: list of section records
+    length of footer  (4 bytes)
+    xxh3-64 of footer (8 bytes)
+    "ETATS\\0\\0\\1"                 end marker
+
+Every section record holds the section's own checksum, and the handle in the manifest holds the footer's, so the
+manifest vouches for every byte that is read while a reader touches only the sections it needs.
+
+Columns of a section: `key` (two bytes of key group, big-endian, then the encoded key), `entry` (map key, list
+segment or timer time; only in such sections), `value` (null: removed; a null `entry` with a null `value`: all
+entries of the key removed before the rest applies) and `time` (last access in ms, only with TTL).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import xxhash
+
+from cairn.errors import CorruptFileError
+from cairn.model.keygroups import KeyGroupRange
+from cairn.model.types import Storage
+
+MAGIC = b"CAIRNST1"
+END = b"ETATS\x00\x00\x01"
+_TAIL = 4 + 8 + len(END)
+_ALIGN = 64
+_MAX_FOOTER = 64 << 20
+
+ARROW_STORAGE = {
+    Storage.INT: pa.int64(),
+    Storage.FLOAT: pa.float64(),
+    Storage.TEXT: pa.string(),
+    Storage.BYTES: pa.binary(),
+}
+
+
+class SectionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the footer says of one section."""
+
+    table: str
+    kind: str
+    storage: str
+    offset: int
+    length: int
+    checksum: str
+    rows: int
+    ttl: bool = False
+    group: int = -1
+    """The one key group in the section, or -1 when it holds several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table's rows: `data` has the columns named in the module's docstring, sorted by `key`, then `entry`."""
+
+    table: str
+    kind: str
+    storage: Storage
+    ttl: bool
+    data: pa.Table
+    group: int = -1
+
+    @property
+    def has_entries(self) -> bool:
+        return "entry" in self.data.column_names
+
+
+def encode(sections: Iterable[Section]) -> tuple[bytes, str]:
+    """The bytes of a state file and the checksum that its handle carries."""
+    sink = pa.BufferOutputStream()
+    sink.write(MAGIC)
+    infos = []
+    for section in sections:
+        sink.write(b"\0" * (-sink.tell() % _ALIGN))
+        offset = sink.tell()
+        body_sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(body_sink, section.data.schema) as writer:
+            writer.write_table(section.data)
+        body = body_sink.getvalue()
+        sink.write(body)
+        infos.append(
+            SectionInfo(
+                table=section.table,
+                kind=section.kind,
+                storage=section.storage.value,
+                offset=offset,
+                length=body.size,
+                checksum=xxhash.xxh3_64_hexdigest(body),
+                rows=section.data.num_rows,
+                ttl=section.ttl,
+                group=section.group,
+            )
+        )
+    footer = msgspec.msgpack.encode(infos)
+    digest = xxhash.xxh3_64(footer)
+    sink.write(footer)
+    sink.write(len(footer).to_bytes(4, "little"))
+    sink.write(digest.digest())
+    sink.write(END)
+    return sink.getvalue().to_pybytes(), digest.hexdigest()
+
+
+class StateFile:
+    """A state file opened for reading. Nothing is returned before its checksum has been compared."""
+
+    def __init__(self, data: bytes | mmap.mmap, name: str, checksum: str, size: int) -> None:
+        self._buffer = pa.py_buffer(data)
+        self.name = name
+        total = self._buffer.size
+        if total != size:
+            raise self._damaged(f"it has {total} bytes instead of {size}")
+        if total < len(MAGIC) + _TAIL or self._bytes(0, len(MAGIC)) != MAGIC:
+            raise self._damaged("it does not begin like a state file")
+        if self._bytes(total - len(END), len(END)) != END:
+            raise self._damaged("its end marker is missing")
+        length = int.from_bytes(self._bytes(total - _TAIL, 4), "little")
+        if length > min(_MAX_FOOTER, total - _TAIL - len(MAGIC)):
+            raise self._damaged("its footer length is impossible")
+        footer = self._bytes(total - _TAIL - length, length)
+        found = xxhash.xxh3_64(footer)
+        if found.digest() != self._bytes(total - _TAIL + 4, 8) or found.hexdigest() != checksum:
+            raise self._damaged("its footer does not match its checksum")
+        try:
+            self.sections = msgspec.msgpack.decode(footer, type=list[SectionInfo])
+        except msgspec.MsgspecError as error:
+            raise self._damaged(f"its footer cannot be read ({error})") from error
+
+    @classmethod
+    def open(cls, path: str, checksum: str, size: int) -> StateFile:
+        """Memory-map a file of this host."""
+        try:
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise CorruptFileError(f"state file {path} is missing", path=path) from None
+        except ValueError:
+            raise CorruptFileError(f"state file {path} is damaged: it is empty", path=path) from None
+        return cls(mapped, path, checksum, size)
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        return bytes(self._buffer.slice(offset, length).to_pybytes())
+
+    def _damaged(self, why: str) -> CorruptFileError:
+        return CorruptFileError(f"state file {self.name} is damaged: {why}", path=self.name)
+
+    def read(self, info: SectionInfo, groups: KeyGroupRange | None = None) -> Section:
+        """The rows of a section, or of the key groups in a range of it."""
+        body = self._buffer.slice(info.offset, info.length)
+        if body.size != info.length or xxhash.xxh3_64_hexdigest(body) != info.checksum:
+            raise self._damaged(f"the section of state '{info.table}' does not match its checksum")
+        with pa.ipc.open_stream(body) as reader:
+            data = reader.read_all()
+        if groups is not None:
+            data = rows_of(data, groups)
+        return Section(info.table, info.kind, Storage(info.storage), info.ttl, data, info.group)
+
+
+def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
+    """The rows whose key group lies in the range. `data` is sorted by key, so they are neighbours."""
+    if data.num_rows == 0:
+        return data
+    keys = data.column("key")
+    low = groups.start.to_bytes(2, "big")
+    high = (groups.end + 1).to_bytes(2, "big")
+    if keys[0].as_py() >= low and keys[-1].as_py() < high:
+        return data
+    first = pc.sum(pc.less(keys, pa.scalar(low, pa.binary()))).as_py()
+    last = pc.sum(pc.less(keys, pa.scalar(high, pa.binary()))).as_py()
+    return data.slice(first, last - first)
+
+
+def sorted_table(columns: dict[str, pa.Array | Sequence[object]]) -> pa.Table:
+    """A section's table from unsorted columns, in the order that state files promise: nulls of `entry` first."""
+    table = pa.table(columns)
+    keys = [("key", "ascending", "at_end")]
+    if "entry" in columns:
+        keys.append(("entry", "ascending", "at_start"))
+        return table.take(pc.sort_indices(table, sort_keys=keys))
+    return table.take(pc.sort_indices(table.column("key")))
