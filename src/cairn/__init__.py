@@ -28,7 +28,7 @@ _HOMES = {
         "AggregateFunction", "KeyedProcessFunction", "ReduceFunction", "RuntimeContext", "TimeDomain",
     ),
     "cairn.model.types": ("Types",),
-    "cairn.runtime.operator": ("BatchContext",),
+    "cairn.runtime.vectorised": ("BatchContext",),
 }  # fmt: skip
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         TimeDomain,
     )
     from cairn.model.types import Types
-    from cairn.runtime.operator import BatchContext
+    from cairn.runtime.vectorised import BatchContext
 
 __all__ = [
     "AggregateFunction",

@@ -93,20 +93,20 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "inline_threshold", _inline, "changes up to this size travel inside the manifest; default 20 kb, at most 1 mb",
     ),
     "execution.checkpointing.local-backup.dirs": (
-        "local_directory", _text, "where working stores live on each host; default: cairn-<user> in the temporary folder",
+        "local_directory", _text, "where working stores live on each host; default: in the temporary folder",
     ),
     "execution.state-recovery.ignore-unclaimed-state": (
         "ignore_unclaimed", _boolean, "start although stored state belongs to operators that the job no longer has",
     ),
     "state.backend.type": ("backend", _text, "lmdb (default), hashmap, rocksdb, or an installed one"),
-    "parallelism.default": ("parallelism", _integer(1, 32768), "number of subtasks; default: Spark's default parallelism"),
+    "parallelism.default": ("parallelism", _integer(1, 32768), "number of subtasks; default: that of Spark"),
     "pipeline.max-parallelism": (
-        "max_parallelism", _integer(-1, 32768), "number of key groups, fixed for the life of a job; default by Flink's formula",
+        "max_parallelism", _integer(-1, 32768), "number of key groups, fixed for a job's life; default as in Flink",
     ),
     "pipeline.job-id": ("job_id", _text, "name of the job's directory; default: made from the job's name"),
-    "pipeline.auto-generate-uids": ("auto_uids", _boolean, "false: an operator without a uid is an error; default true"),
+    "pipeline.auto-generate-uids": ("auto_uids", _boolean, "false: operators must have a uid; default true"),
     "cairn.compaction.max-chain": (
-        "compaction_chain", _integer(2, 10_000), "deltas after which stored state is compacted into a snapshot; default 32",
+        "compaction_chain", _integer(2, 10_000), "deltas after which state is compacted into a snapshot; default 32",
     ),
     "cairn.epochs.retained": ("epochs_retained", _integer(2, 100_000), "manifests that are kept; default 10"),
     "cairn.errors.show-values": ("show_values", _boolean, "show data in error messages; default false"),

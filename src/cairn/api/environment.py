@@ -97,7 +97,7 @@ class StreamExecutionEnvironment:
         return self._parallelism()[1]
 
     def set_state_backend(self, backend: BackendChoice) -> StreamExecutionEnvironment:
-        """`LmdbStateBackend()`, `HashMapStateBackend()`, `EmbeddedRocksDBStateBackend()`, or the name of another one."""
+        """`LmdbStateBackend()`, `HashMapStateBackend()`, `EmbeddedRocksDBStateBackend()`, or a backend's name."""
         self._no_operators_yet("set_state_backend")
         name = backend if isinstance(backend, str) else getattr(backend, "name", "")
         load_backend(name)
@@ -107,7 +107,7 @@ class StreamExecutionEnvironment:
     def set_trigger(
         self, processing_time: str | None = None, available_now: bool = False
     ) -> StreamExecutionEnvironment:
-        """How often an epoch starts (`processing_time="1 second"`), or `available_now=True`: run what is there, then finish."""
+        """When epochs start: `processing_time="1 second"`, or `available_now=True` to run what is there and finish."""
         if bool(processing_time) == bool(available_now):
             raise InvalidInputError("set_trigger takes either processing_time='1 second' or available_now=True")
         self._trigger = {"availableNow": True} if available_now else {"processingTime": str(processing_time)}
@@ -201,7 +201,9 @@ class StreamExecutionEnvironment:
         """With timers in the job, an epoch runs at every trigger, so that time goes on when no data arrives."""
         if not self._timers:
             return frame
-        ticks = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+        ticks = (
+            self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+        )
         nothing = ticks.filter(F.col("value") < 0).select(
             *[F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
         )
@@ -224,8 +226,8 @@ class StreamExecutionEnvironment:
             uid = f"auto-{base}-{number}"
             if what == "operator":
                 warnings.warn(
-                    f"operator '{base}' has no uid and is called '{uid}' by its place in the job. Set uid=...: its state "
-                    "is found by the uid, and a generated one changes when operators are added or removed before it.",
+                    f"operator '{base}' has no uid and is called '{uid}' by its place in the job. Set uid=...: its "
+                    "state is found by the uid, and a generated one changes when operators are added or removed.",
                     stacklevel=4,
                 )
         layout.checked(uid, f"{what} uid")

@@ -74,7 +74,7 @@ class JobHandle:
                 return False
             try:
                 self._query.awaitTermination(left)
-            except Exception:  # the query's error is told below, in our words
+            except Exception:  # noqa: BLE001 - the query's error is told below, in our words
                 break
         self._settle()
         failure = self._failure()
@@ -132,7 +132,7 @@ class JobHandle:
         for listener in list(self._listeners):
             try:
                 listener(report)
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever it was, the job must not suffer
                 _log.exception("an epoch listener raised; the job goes on")
 
     def _guarded(self, run_epoch: Callable[[Any, int], None]) -> Callable[[Any, int], None]:

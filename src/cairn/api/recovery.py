@@ -67,7 +67,8 @@ def recover(
     if identity.max_parallelism != max_parallelism:
         raise IncompatibleStateError(
             f"Max parallelism mismatch: job '{name}' was started with {identity.max_parallelism} key groups, which is "
-            f"fixed for its life; this run asks for {max_parallelism}. Call set_max_parallelism({identity.max_parallelism}).",
+            f"fixed for its life; this run asks for {max_parallelism}. Call "
+            f"set_max_parallelism({identity.max_parallelism}).",
             stored=identity.max_parallelism,
         )
     run = Runs(files).take(parallelism, now_ms)
@@ -76,7 +77,8 @@ def recover(
     if manifest is not None:
         if manifest.incarnation != identity.incarnation:
             raise CorruptFileError(
-                f"the manifest of epoch {manifest.epoch} in {files.root} belongs to another job; the directory has been mixed up"
+                f"the manifest of epoch {manifest.epoch} in {files.root} belongs to another job; "
+                "the directory has been mixed up"
             )
         _check_unclaimed(manifest, uids, settings)
         _log.info("job %s, run %d: going on from epoch %d", name, run.run, manifest.epoch)
@@ -129,9 +131,9 @@ def _compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
         )
     if manifest is not None and newest not in planned:
         raise CorruptFileError(
-            f"epoch {newest} is committed, but Spark's log in {files.root}/spark does not know batch {newest}: its source "
-            "positions are gone, and going on would read the input again. Bring that folder back from a copy, or start "
-            "under another job name to begin anew.",
+            f"epoch {newest} is committed, but Spark's log in {files.root}/spark does not know batch {newest}: its "
+            "source positions are gone, and going on would read the input again. Bring that folder back from a copy or "
+            "start under another job name to begin anew.",
             path=files.root,
         )
 

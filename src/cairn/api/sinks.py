@@ -74,7 +74,7 @@ class FileSink(BaseSink):
         stage = self._stage(attempt)
         target = os.path.join(self.path, *stage.split("/"))
         frame.write.format(self.format).options(**self.options).mode("error").save(as_url(target))
-        moves = []
+        moves: list[dict[str, Any]] = []
         for info in self._files.list(stage):
             name = info.path.rsplit("/", 1)[-1]
             if not name.startswith("part-"):

@@ -63,7 +63,7 @@ def local_session(settings: Mapping[str, str]) -> SparkSession:
 @contextmanager
 def query_settings(spark: SparkSession) -> Iterator[None]:
     """Spark settings as the query needs them while it starts."""
-    before = {key: spark.conf.get(key, None) for key in _QUERY_CONF}
+    before: dict[str, str | None] = {key: spark.conf.get(key, None) for key in _QUERY_CONF}
     wanted = dict(_QUERY_CONF)
     if tuple(int(part) for part in spark.version.split(".")[:2]) < (4, 2):
         wanted["spark.sql.streaming.checkpointFileManagerClass"] = _FILE_MANAGER_41
@@ -72,11 +72,11 @@ def query_settings(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(key, value)
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
+        for key, earlier in before.items():
+            if earlier is None:
                 spark.conf.unset(key)
             else:
-                spark.conf.set(key, value)
+                spark.conf.set(key, earlier)
 
 
 class _Collected(AccumulatorParam[list[bytes]]):
@@ -217,5 +217,3 @@ def compaction_job(spark: SparkSession, job_dir: str, run: int) -> Any:
         return [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
 
     return job
-
-

@@ -102,7 +102,9 @@ class KeyedStream:
         alike = [name for name in names if name.lower() == given.lower()]
         if len(alike) == 1:
             return alike[0]
-        raise InvalidInputError(f"there is no column '{given}' to key by; the stream has {', '.join(names)}", column=given)
+        raise InvalidInputError(
+            f"there is no column '{given}' to key by; the stream has {', '.join(names)}", column=given
+        )
 
     def process(
         self,
@@ -128,7 +130,7 @@ class KeyedStream:
         """Apply a function to whole Arrow batches, with the state of all their keys at once in columns.
 
         `func(batch, ctx)` returns a RecordBatch of the output type; `states` declares value states by name and type.
-        See `cairn.runtime.operator.BatchContext` for what `ctx` offers.
+        See `cairn.BatchContext` for what `ctx` offers.
         """
         if not callable(func):
             raise InvalidInputError("process_batch takes a function of a batch and a context")
@@ -137,7 +139,7 @@ class KeyedStream:
             layout.checked(state, "state name")
             if ddl == "pickle" or "<" in ddl:
                 raise InvalidInputError(f"state '{state}': process_batch keeps scalar types only, not {ddl}")
-        label = name or getattr(func, "__name__", type(func).__name__)
+        label = name or str(getattr(func, "__name__", type(func).__name__))
         return self._operator(func, output_type, uid, label, vectorised=True, states=declared)
 
     def reduce(
@@ -235,11 +237,12 @@ class KeyedStream:
             (-F.col("id") - 1).cast("int").alias(GROUP_COLUMN),
         )
         target = F.expr(
-            f"int(CASE WHEN {GROUP_COLUMN} < 0 THEN -{GROUP_COLUMN} - 1 ELSE {GROUP_COLUMN} * {parallelism} DIV {groups} END)"
+            f"int(CASE WHEN {GROUP_COLUMN} < 0 THEN -{GROUP_COLUMN} - 1 "
+            f"ELSE {GROUP_COLUMN} * {parallelism} DIV {groups} END)"
         )
         shuffled = rows.union(everywhere).repartitionById(parallelism, target)
         task = OperatorTask(spec, env._acks())
-        out = shuffled.mapInArrow(task, schema)  # type: ignore[arg-type]
+        out = shuffled.mapInArrow(task, schema)
         env._add_operator(spec, timers)
         return DataStream(env, out)
 
@@ -256,7 +259,7 @@ def _never(value: Any) -> Any:
 def _check_pickles(function: Any, uid: str) -> None:
     """A function that cannot travel to the workers is refused where it is defined."""
     try:
-        cloudpickle.dumps(function)
+        cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise InvalidInputError(
             f"operator '{uid}': its function cannot be sent to the Spark workers ({type(error).__name__}: "
@@ -269,6 +272,10 @@ def _check_pickles(function: Any, uid: str) -> None:
 def _spark_schema(ddl: str) -> StructType:
     try:
         schema = StructType.fromDDL(ddl)
+        if not isinstance(schema, StructType):
+            raise TypeError("it names a single type, not columns")
     except Exception as error:
-        raise InvalidInputError(f"output type {ddl!r} is no Spark DDL such as 'user string, total bigint': {error}") from error
+        raise InvalidInputError(
+            f"output type {ddl!r} is no Spark DDL such as 'user string, total bigint': {error}"
+        ) from error
     return schema

@@ -8,9 +8,7 @@ from cairn.errors import EpochFailedError, IncompatibleStateError
 from cairn.model.manifest import EpochContext, StateSpec, TaskAck
 
 
-def accept(
-    acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[str, int]
-) -> dict[str, list[TaskAck]]:
+def accept(acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[str, int]) -> dict[str, list[TaskAck]]:
     """The one acknowledgement of every subtask of every operator, by uid in the order of subtasks.
 
     * Of another epoch or run: late, ignored.

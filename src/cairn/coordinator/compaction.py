@@ -55,7 +55,7 @@ class Compactor:
         ranges = [KeyGroupRange(edges[i], edges[i + 1] - 1) for i in range(count)]
         try:
             snapshots = self._job(manifest, operator, ranges)
-        except Exception as error:  # whatever it was, the chain is whole without it
+        except Exception as error:  # noqa: BLE001 - whatever it was, the chain is whole without it
             self._failures += 1
             _log.warning("compaction of operator %s failed, the chain stays as it is: %s", operator.uid, error)
             return

@@ -109,7 +109,7 @@ class StateTtlConfigBuilder:
         self._at_snapshot = False
 
     def set_ttl(self, ttl: Time) -> StateTtlConfigBuilder:
-        if not isinstance(ttl, Time) or ttl.to_milliseconds() <= 0:
+        if getattr(ttl, "to_milliseconds", lambda: 0)() <= 0:
             raise InvalidInputError(f"a time to live is a positive Time such as Time.hours(1), not {ttl!r}")
         self._ttl = ttl
         return self
@@ -164,7 +164,7 @@ class StateDescriptor:
     kind: StateKind
 
     def __init__(self, name: str, value_type: DataType | str | None) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(str(name)):
             raise InvalidInputError(
                 f"a state name is 1 to 128 letters, digits, blanks, '_', '-' or '.', starting with a letter or digit; "
                 f"not {name!r}"
@@ -224,7 +224,7 @@ class ReducingStateDescriptor(StateDescriptor):
     ) -> None:
         super().__init__(name, type_info)
         if isinstance(reduce_function, ReduceFunction):
-            self.reduce = reduce_function.reduce
+            self.reduce: Callable[[Any, Any], Any] = reduce_function.reduce
         elif callable(reduce_function):
             self.reduce = reduce_function
         else:

@@ -36,9 +36,9 @@ class Storage(Enum):
     BYTES = "bytes"
 
 
-_UTC = dt.timezone.utc
+_UTC = dt.UTC
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=_UTC)
-_EPOCH_NAIVE = dt.datetime(1970, 1, 1)
+_EPOCH_NAIVE = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - timestamp_ntz has no zone
 _EPOCH_DAY = dt.date(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _encode = msgspec.msgpack.Encoder().encode
@@ -149,7 +149,11 @@ def _float_check(name: str) -> Callable[[Any], float]:
     pack = struct.Struct("<f")
 
     def check(value: Any) -> float:
-        if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__") or isinstance(value, decimal.Decimal):
+        if (
+            isinstance(value, (bool, str, bytes))
+            or not hasattr(value, "__float__")
+            or isinstance(value, decimal.Decimal)
+        ):
             raise _misfit(value, name)
         number = float(value)
         if name == "double":
@@ -195,13 +199,13 @@ def _timestamp(value: Any) -> int:
         raise _misfit(value, "timestamp")
     if value.tzinfo is None:
         value = value.replace(tzinfo=_UTC)
-    return (value - _EPOCH) // _MICROSECOND
+    return int((value - _EPOCH) // _MICROSECOND)
 
 
 def _timestamp_ntz(value: Any) -> int:
     if not isinstance(value, dt.datetime) or value.tzinfo is not None:
         raise _misfit(value, "timestamp_ntz", "" if not isinstance(value, dt.datetime) else "it has a time zone")
-    return (value - _EPOCH_NAIVE) // _MICROSECOND
+    return int((value - _EPOCH_NAIVE) // _MICROSECOND)
 
 
 def _decimal_type(precision: int, scale: int) -> DataType:
@@ -272,9 +276,7 @@ def _map_type(key: DataType, value: DataType) -> DataType:
             raise _misfit(entries, ddl)
         return [[pack_key(k), pack_value(v)] for k, v in entries.items()]
 
-    return _nested(
-        ddl, pack, lambda packed: {unpack_key(k): unpack_value(v) for k, v in packed}, items=(key, value)
-    )
+    return _nested(ddl, pack, lambda packed: {unpack_key(k): unpack_value(v) for k, v in packed}, items=(key, value))
 
 
 def _struct_type(fields: Sequence[tuple[str, DataType]]) -> DataType:
@@ -289,9 +291,9 @@ def _struct_type(fields: Sequence[tuple[str, DataType]]) -> DataType:
     def pack(value: Any) -> list[Any]:
         if isinstance(value, Mapping):
             if set(value) - set(names):
-                raise _misfit(value, ddl, f"unknown field {sorted(set(value) - set(names))[0]!r}")
+                raise _misfit(value, ddl, f"unknown field {min(set(value) - set(names))!r}")
             if set(names) - set(value):
-                raise _misfit(value, ddl, f"field {sorted(set(names) - set(value))[0]!r} is missing")
+                raise _misfit(value, ddl, f"field {min(set(names) - set(value))!r} is missing")
             value = [value[name] for name in names]
         if not isinstance(value, (tuple, list)):
             raise _misfit(value, ddl)

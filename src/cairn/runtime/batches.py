@@ -26,7 +26,7 @@ def subtask_of_batch(batch: pa.RecordBatch, parallelism: int, max_parallelism: i
     subtasks = {-g - 1 if g < 0 else g * parallelism // max_parallelism for g in (low, high)}
     if len(subtasks) != 1 or groups.null_count:
         raise InternalError(f"rows of subtasks {sorted(subtasks)} came to one task; the shuffle went wrong")
-    return subtasks.pop()
+    return int(subtasks.pop())
 
 
 def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -125,8 +125,8 @@ class OutputBuilder:
         shown = repr(tuple(row) if isinstance(row, tuple) else row)
         declared = ", ".join(f"{field.name} {field.type}" for field in self._schema)
         return UserFunctionError(
-            f"operator '{self._operator}' emitted {shown[:200]}, which does not fit its output type ({declared}): {why}. "
-            "Nothing of this epoch was kept.",
+            f"operator '{self._operator}' emitted {shown[:200]}, which does not fit the output type ({declared}): {why}."
+            " Nothing of this epoch was kept.",
             operator=self._operator,
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.errors import UserFunctionError
-from cairn.runtime.operator import BatchContext
+from cairn.runtime.vectorised import BatchContext
 
 _Ints = np.ndarray[Any, Any]
 
@@ -113,9 +113,7 @@ class RunningAggregate:
         everywhere = np.ones(len(known), dtype=bool)
         rows, final = running(self.kind, filled, ctx.key_index, start, everywhere)
         self._check(values, rows)
-        seen, seen_final = running(
-            "max", present.astype(np.int64), ctx.key_index, known.astype(np.int64), everywhere
-        )
+        seen, seen_final = running("max", present.astype(np.int64), ctx.key_index, known.astype(np.int64), everywhere)
         ctx.put(self.state, pa.array(final, mask=seen_final == 0))
         return pa.array(rows, mask=seen == 0)
 

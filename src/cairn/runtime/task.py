@@ -23,7 +23,9 @@ from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
 from cairn.model.types import parse_type
 from cairn.runtime.batches import chunks, subtask_of_batch
-from cairn.runtime.operator import BatchOperator, OperatorSpec, ProcessOperator, StateRegistry, Timings
+from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.registry import StateRegistry
+from cairn.runtime.vectorised import BatchOperator
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots

@@ -236,5 +236,5 @@ def python_value(raw: bytes, storage: Storage) -> Any:
 def epoch_millis(moment: dt.datetime) -> int:
     """Milliseconds since 1970 of a timestamp; one without a zone is taken as UTC."""
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=dt.timezone.utc)
+        moment = moment.replace(tzinfo=dt.UTC)
     return int(moment.timestamp() * 1000)

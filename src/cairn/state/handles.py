@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from cairn.errors import StateMisuseError, StateTypeError
+from cairn.errors import InternalError, StateMisuseError, StateTypeError
 from cairn.model.descriptors import (
     AggregatingStateDescriptor,
     MapStateDescriptor,
@@ -331,7 +331,8 @@ class MapTable(EntryTable):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         descriptor = self.descriptor
-        assert isinstance(descriptor, MapStateDescriptor) and descriptor.key_type is not None
+        if not isinstance(descriptor, MapStateDescriptor) or descriptor.key_type is None:
+            raise InternalError(f"state '{self.name}' is no map")
         self.key_type = descriptor.key_type
         self.known: dict[int, dict[bytes, Any]] = {}
         self.times: dict[int, dict[bytes, int | None]] = {}

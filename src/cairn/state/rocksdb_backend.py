@@ -34,7 +34,7 @@ class RocksDBBackend(StateBackend):
         options.set_max_log_file_size(1 << 20)
         blocks = BlockBasedOptions()
         blocks.set_block_cache(Cache(_CACHE_BYTES))
-        blocks.set_bloom_filter(10.0, False)
+        blocks.set_bloom_filter(10, False)
         options.set_block_based_table_factory(blocks)
         try:
             self._db = Rdict(os.path.join(folder, "rocksdb"), options=options, access_type=AccessType.read_write())
@@ -57,7 +57,8 @@ class RocksDBBackend(StateBackend):
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         prefix = self._prefix(table)
         try:
-            return list(self._db.get([prefix + key for key in keys]))
+            found: list[bytes | None] = self._db.get([prefix + key for key in keys])  # type: ignore[assignment]
+            return found
         except Exception as error:
             raise DamagedStoreError(f"the RocksDB working store {self._path} is damaged: {error}") from error
 

@@ -64,7 +64,7 @@ class KeySlots:
         slot = self.current[0]
         if slot is None:
             raise no_current_key()
-        return self.keys[slot]
+        return self.keys[int(slot)]
 
 
 def no_current_key() -> StateMisuseError:

@@ -22,7 +22,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, inline_key
 from cairn.model.types import Storage
 from cairn.state import codec
-from cairn.state.backend import DamagedStoreError, StateBackend, TableChanges
+from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import ManifestStore
@@ -44,6 +44,7 @@ _LOCK_WAIT = 60.0
 _CACHE_ROWS = 512
 _LOAD_ROWS = 200_000
 
+_T = TypeVar("_T")
 _Ready = tuple[StateBackend, Sequence[Section]]
 
 _resident: dict[str, StateBackend] = {}
@@ -85,7 +86,7 @@ def changes_of(section: Section) -> TableChanges:
     if not section.has_entries:
         names = keys.to_pylist()
         if value.null_count == 0:
-            return TableChanges(section.table, puts=list(zip(names, values, strict=True)))
+            return TableChanges(section.table, puts=cast(list[Put], list(zip(names, values, strict=True))))
         return TableChanges(
             section.table,
             puts=[(k, v) for k, v in zip(names, values, strict=True) if v is not None],
@@ -186,7 +187,7 @@ class WorkingStore:
     def count(self, table: str) -> int:
         return self._guard(lambda: self._backend.count(table))
 
-    def _guard(self, read: Callable[[], Any]) -> Any:
+    def _guard(self, read: Callable[[], _T]) -> _T:
         try:
             return read()
         except DamagedStoreError:
@@ -400,9 +401,7 @@ class _Opener:
         self.report.how = "rebuilt" if self.chain else "empty"
         return self._apply(backend, self.chain, building=True)
 
-    def _apply(
-        self, backend: StateBackend, handles: Sequence[StateHandle], building: bool = False
-    ) -> _Ready:
+    def _apply(self, backend: StateBackend, handles: Sequence[StateHandle], building: bool = False) -> _Ready:
         """Apply handles oldest first. A build of many steps carries no version until the last one."""
         sections: list[Section] = []
         pending: list[TableChanges] = []

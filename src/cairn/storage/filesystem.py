@@ -207,7 +207,7 @@ def local_root(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise InvalidInputError(
-            f"cannot use {url!r}: directories are local paths or file: URLs (a mount shared by all hosts serves a cluster)"
+            f"cannot use {url!r}: directories are local paths or file: URLs (on a cluster, a mount shared by all hosts)"
         )
     return os.path.abspath(unquote(parts.path))
 

@@ -57,13 +57,7 @@ class IncompleteManifestError(CorruptFileError):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     body = _encode(manifest)
-    return (
-        _MAGIC
-        + str(FORMAT_VERSION).encode()
-        + xxhash.xxh3_64_digest(body)
-        + len(body).to_bytes(4, "little")
-        + body
-    )
+    return _MAGIC + str(FORMAT_VERSION).encode() + xxhash.xxh3_64_digest(body) + len(body).to_bytes(4, "little") + body
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:

@@ -1,0 +1,96 @@
+"""Functions over whole Arrow batches: the context that they are given, and the operator that runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cairn.errors import NotFoundError, UserFunctionError
+from cairn.model.functions import KeyedProcessFunction
+from cairn.model.manifest import EpochContext
+from cairn.model.types import parse_type
+from cairn.runtime.batches import KeyedChunk
+from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.registry import StateRegistry, VectorTable
+from cairn.state.codec import KeyCodec
+from cairn.storage.statefile import ARROW_STORAGE
+
+
+class BatchContext:
+    """What a vectorised function sees besides its rows: the distinct keys of the batch, and their state in columns.
+
+    `key_index[i]` says which of the `num_keys` distinct keys row `i` has. `get(state)` gives an Arrow array with one
+    value per distinct key (null where unset); `put(state, values)` replaces them (null clears).
+    """
+
+    def __init__(self, chunk: KeyedChunk, registry: StateRegistry, spec: OperatorSpec, context: EpochContext) -> None:
+        self.key_index: np.ndarray[Any, Any] = chunk.key_index
+        self.num_keys = len(chunk.key_slots)
+        self.watermark = context.watermark
+        self.processing_time = context.time_ms
+        self.epoch = context.epoch
+        self._key_slots = chunk.key_slots
+        self._registry = registry
+        self._spec = spec
+        self._declared = dict(spec.states)
+
+    def _table(self, state: str) -> VectorTable:
+        if state not in self._declared:
+            raise NotFoundError(
+                f"operator '{self._spec.uid}' declares no state '{state}'; declared are "
+                f"{sorted(self._declared) or 'none'}: pass states={{'{state}': <type>}} to process_batch",
+                state=state,
+            )
+        return self._registry.vector(state, parse_type(self._declared[state]))
+
+    def get(self, state: str) -> pa.Array:
+        return self._table(state).get(self._key_slots)
+
+    def put(self, state: str, values: Any) -> None:
+        table = self._table(state)
+        wanted = ARROW_STORAGE[table.dtype.storage]
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        try:
+            array = values if isinstance(values, pa.Array) else pa.array(values)
+            array = array if array.type == wanted else array.cast(wanted)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UserFunctionError(
+                f"operator '{self._spec.uid}', state '{state}': the values do not fit type {table.dtype.ddl}: {error}"
+            ) from None
+        if len(array) != self.num_keys:
+            raise UserFunctionError(
+                f"operator '{self._spec.uid}', state '{state}': put() got {len(array)} values for {self.num_keys} keys"
+            )
+        table.put(self._key_slots, array)
+
+
+class BatchOperator(ProcessOperator):
+    """Runs a function `fn(batch, ctx) -> batch` over the chunks of one epoch."""
+
+    def __init__(
+        self, spec: OperatorSpec, codec: KeyCodec, registry: StateRegistry, context: EpochContext,
+        subtask: int, attempt: int, timings: Timings,
+    ) -> None:  # fmt: skip
+        call: Callable[[pa.RecordBatch, BatchContext], Any] = spec.function
+        self._call = call
+        row_wise = replace(spec, function=KeyedProcessFunction())  # has open() and close(), and is given no row
+        super().__init__(row_wise, codec, registry, context, subtask, attempt, timings)
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        since = time.perf_counter()
+        chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
+        since = self._timings.add("decode", since)
+        with self._explained("process_batch()"):
+            rows = batch.select(range(len(self._spec.columns)))
+            result = self._call(rows, BatchContext(chunk, self._registry, self._spec, self._context))
+        since = self._timings.add("user", since)
+        if result is not None:
+            checked = self._output.check(result)
+            self._timings.add("encode", since)
+            yield checked
