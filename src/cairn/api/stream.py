@@ -18,8 +18,9 @@ from pyspark.sql.types import NumericType, StructType
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import OperatorTask, refuse_native_state
 from cairn.errors import InvalidInputError
+from cairn.model.ddl import as_type, parse_type
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
-from cairn.model.types import DataType, Types, as_type, parse_type
+from cairn.model.types import DataType, Types
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.builtin import RunningAggregate
 from cairn.runtime.operator import OperatorSpec

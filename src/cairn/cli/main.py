@@ -7,7 +7,6 @@ runs. Plain help is used instead of rich's for the same reason.
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import sys
 import traceback
@@ -120,9 +119,18 @@ def doctor(
 
 
 @app.command()
-def demo() -> None:
-    """Run a demonstration job on local Spark."""
-    raise typer.Exit(importlib.import_module("cairn.cli.demo").run_demo() or ExitCode.OK)
+def demo(
+    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Epochs to run.")] = 10,
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows of each epoch.")] = 20_000,
+    folder: Annotated[
+        str | None, typer.Option("--dir", metavar="DIR", help="An empty directory to work in, kept. [temporary]")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+) -> None:
+    """Run a job on local Spark, kill it by force, start it again, and compare the result."""
+    from cairn.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(epochs, rows, folder, keep))
 
 
 def main() -> int:

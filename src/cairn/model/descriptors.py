@@ -9,8 +9,9 @@ from enum import Enum
 from typing import Any
 
 from cairn.errors import InvalidInputError
+from cairn.model.ddl import as_type
 from cairn.model.functions import AggregateFunction, ReduceFunction
-from cairn.model.types import DataType, as_type
+from cairn.model.types import DataType
 
 _NAME = re.compile(r"[A-Za-z0-9][\w .\-]{0,127}")
 

@@ -50,33 +50,6 @@ _INT_RANGES = {
     "int": (-(1 << 31), (1 << 31) - 1),
     "bigint": (-(1 << 63), (1 << 63) - 1),
 }
-_ALIASES = {
-    "byte": "tinyint",
-    "short": "smallint",
-    "integer": "int",
-    "long": "bigint",
-    "real": "float",
-    "str": "string",
-    "bytes": "binary",
-    "bool": "boolean",
-    "dec": "decimal",
-    "numeric": "decimal",
-    "timestamp_ltz": "timestamp",
-}
-_SCALARS = {
-    "boolean",
-    "tinyint",
-    "smallint",
-    "int",
-    "bigint",
-    "float",
-    "double",
-    "string",
-    "binary",
-    "date",
-    "timestamp",
-    "timestamp_ntz",
-}
 
 
 def _misfit(value: object, ddl: str, why: str = "") -> StateTypeError:
@@ -208,7 +181,7 @@ def _timestamp_ntz(value: Any) -> int:
     return int((value - _EPOCH_NAIVE) // _MICROSECOND)
 
 
-def _decimal_type(precision: int, scale: int) -> DataType:
+def decimal_type(precision: int, scale: int) -> DataType:
     name = f"decimal({precision},{scale})"
     quantum = decimal.Decimal(1).scaleb(-scale)
     context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
@@ -254,7 +227,7 @@ def _unpack_of(inner: DataType) -> Callable[[Any], Any]:
     return lambda stored: None if stored is None else from_storage(stored)
 
 
-def _array_type(item: DataType) -> DataType:
+def array_type(item: DataType) -> DataType:
     ddl = f"array<{item.ddl}>"
     pack_item, unpack_item = _pack_of(item), _unpack_of(item)
 
@@ -266,7 +239,7 @@ def _array_type(item: DataType) -> DataType:
     return _nested(ddl, pack, lambda packed: [unpack_item(v) for v in packed], items=(item,))
 
 
-def _map_type(key: DataType, value: DataType) -> DataType:
+def map_type(key: DataType, value: DataType) -> DataType:
     ddl = f"map<{key.ddl},{value.ddl}>"
     pack_key, unpack_key = _pack_of(key), _unpack_of(key)
     pack_value, unpack_value = _pack_of(value), _unpack_of(value)
@@ -279,7 +252,7 @@ def _map_type(key: DataType, value: DataType) -> DataType:
     return _nested(ddl, pack, lambda packed: {unpack_key(k): unpack_value(v) for k, v in packed}, items=(key, value))
 
 
-def _struct_type(fields: Sequence[tuple[str, DataType]]) -> DataType:
+def struct_type(fields: Sequence[tuple[str, DataType]]) -> DataType:
     ddl = "struct<" + ",".join(f"{_quoted(name)}:{inner.ddl}" for name, inner in fields) + ">"
     names = [name for name, _ in fields]
     if len(set(names)) != len(names):
@@ -317,106 +290,6 @@ def _quoted(name: str) -> str:
     return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
 
 
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([^\s<>,:()`]+)|([<>,:()]))")
-
-
-class _Parser:
-    """A reader for Spark DDL, so that neither workers nor unit tests need a JVM."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens: list[str] = []
-        position = 0
-        stripped = text.rstrip()
-        while position < len(stripped):
-            match = _TOKEN.match(stripped, position)
-            if match is None:
-                raise self.wrong(f"unexpected {stripped[position:][:10]!r}")
-            self.tokens.append(match.group(0).strip())
-            position = match.end()
-        self.at = 0
-
-    def wrong(self, why: str) -> InvalidInputError:
-        return InvalidInputError(f"'{self.text}' is no type that cairn knows: {why}. Use Spark DDL such as 'bigint'.")
-
-    def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self, wanted: str | None = None) -> str:
-        token = self.peek()
-        if not token or (wanted is not None and token != wanted):
-            raise self.wrong(f"expected {wanted or 'more'!r}, found {token or 'the end'!r}")
-        self.at += 1
-        return token
-
-    def name(self) -> str:
-        token = self.take()
-        return token[1:-1].replace("``", "`") if token.startswith("`") else token
-
-    def type(self) -> DataType:
-        word = self.take().lower()
-        word = _ALIASES.get(word, word)
-        if word in _SCALARS:
-            return scalar(word)
-        if word == "pickle":
-            return PICKLE
-        if word == "decimal":
-            precision, scale = 10, 0
-            if self.peek() == "(":
-                self.take("(")
-                precision = self.number()
-                if self.peek() == ",":
-                    self.take(",")
-                    scale = self.number()
-                self.take(")")
-            if not (1 <= precision <= 38 and 0 <= scale <= precision):
-                raise self.wrong("decimal takes a precision of 1 to 38 and a scale no larger than it")
-            return _decimal_type(precision, scale)
-        if word in ("varchar", "char"):
-            self.take("(")
-            self.number()
-            self.take(")")
-            return scalar("string")
-        if word == "array":
-            self.take("<")
-            inner = self.type()
-            self.take(">")
-            return _array_type(inner)
-        if word == "map":
-            self.take("<")
-            key = self.type()
-            self.take(",")
-            value = self.type()
-            self.take(">")
-            return _map_type(key, value)
-        if word == "struct":
-            self.take("<")
-            fields = self.fields(">")
-            self.take(">")
-            return _struct_type(fields)
-        raise self.wrong(f"unknown type '{word}'")
-
-    def number(self) -> int:
-        token = self.take()
-        if not token.isdigit():
-            raise self.wrong(f"expected a number, found {token!r}")
-        return int(token)
-
-    def fields(self, end: str) -> list[tuple[str, DataType]]:
-        fields: list[tuple[str, DataType]] = []
-        while self.peek() != end:
-            if fields:
-                self.take(",")
-            name = self.name()
-            if self.peek() == ":":
-                self.take(":")
-            fields.append((name, self.type()))
-            if self.peek().lower() == "not":
-                self.take()
-                self.take()
-        return fields
-
-
 @lru_cache(maxsize=64)
 def scalar(name: str) -> DataType:
     if name in _INT_RANGES:
@@ -441,42 +314,6 @@ def scalar(name: str) -> DataType:
 
 
 PICKLE = DataType("pickle", Storage.BYTES, _pickle, pickle.loads)
-
-
-@lru_cache(maxsize=512)
-def parse_type(ddl: str) -> DataType:
-    """The type that a DDL text names. Raises `InvalidInputError` with the offending word."""
-    parser = _Parser(ddl)
-    parsed = parser.type()
-    if parser.peek():
-        raise parser.wrong(f"unexpected {parser.peek()!r}")
-    return parsed
-
-
-@lru_cache(maxsize=512)
-def parse_columns(ddl: str) -> tuple[tuple[str, DataType], ...]:
-    """The columns of a row type such as `"user string, total bigint"` (also `"struct<...>"`)."""
-    if re.match(r"\s*struct\s*<", ddl, re.IGNORECASE):
-        return parse_type(ddl).fields
-    parser = _Parser(ddl)
-    fields = parser.fields("")
-    if not fields:
-        raise parser.wrong("it has no columns")
-    names = [name.lower() for name, _ in fields]
-    if len(set(names)) != len(names):
-        raise parser.wrong("a column name appears twice")
-    return tuple(fields)
-
-
-def as_type(declared: DataType | str | None) -> DataType:
-    """A declared type in any of its spellings. None is the explicit choice of PyFlink's default: pickled."""
-    if declared is None:
-        return PICKLE
-    if isinstance(declared, DataType):
-        return declared
-    if isinstance(declared, str):
-        return parse_type(declared)
-    raise InvalidInputError(f"a type is Spark DDL or Types.*, not {type(declared).__name__}")
 
 
 class Types:
@@ -516,11 +353,11 @@ class Types:
 
     @staticmethod
     def BIG_INT() -> DataType:
-        return _decimal_type(38, 0)
+        return decimal_type(38, 0)
 
     @staticmethod
     def BIG_DEC() -> DataType:
-        return _decimal_type(38, 18)
+        return decimal_type(38, 18)
 
     @staticmethod
     def INSTANT() -> DataType:
@@ -536,37 +373,37 @@ class Types:
 
     @staticmethod
     def PRIMITIVE_ARRAY(item: DataType) -> DataType:
-        return scalar("binary") if item.ddl == "tinyint" else _array_type(item)
+        return scalar("binary") if item.ddl == "tinyint" else array_type(item)
 
     @staticmethod
     def BASIC_ARRAY(item: DataType) -> DataType:
-        return _array_type(item)
+        return array_type(item)
 
     @staticmethod
     def OBJECT_ARRAY(item: DataType) -> DataType:
-        return _array_type(item)
+        return array_type(item)
 
     @staticmethod
     def LIST(item: DataType) -> DataType:
-        return _array_type(item)
+        return array_type(item)
 
     @staticmethod
     def MAP(key: DataType, value: DataType) -> DataType:
-        return _map_type(key, value)
+        return map_type(key, value)
 
     @staticmethod
     def ROW(types: Sequence[DataType]) -> DataType:
-        return _struct_type([(f"f{i}", inner) for i, inner in enumerate(types)])
+        return struct_type([(f"f{i}", inner) for i, inner in enumerate(types)])
 
     @staticmethod
     def ROW_NAMED(names: Sequence[str], types: Sequence[DataType]) -> DataType:
         if len(names) != len(types):
             raise InvalidInputError(f"ROW_NAMED got {len(names)} names and {len(types)} types")
-        return _struct_type(list(zip(names, types, strict=True)))
+        return struct_type(list(zip(names, types, strict=True)))
 
     @staticmethod
     def TUPLE(types: Sequence[DataType]) -> DataType:
-        return _struct_type([(f"f{i}", inner) for i, inner in enumerate(types)])
+        return struct_type([(f"f{i}", inner) for i, inner in enumerate(types)])
 
     @staticmethod
     def PICKLED_BYTE_ARRAY() -> DataType:

@@ -125,7 +125,7 @@ class OutputBuilder:
         shown = repr(tuple(row) if isinstance(row, tuple) else row)
         declared = ", ".join(f"{field.name} {field.type}" for field in self._schema)
         return UserFunctionError(
-            f"operator '{self._operator}' emitted {shown[:200]}, which does not fit the output type ({declared}): {why}."
+            f"operator '{self._operator}' emitted {shown[:200]}, which is not of the output type ({declared}): {why}."
             " Nothing of this epoch was kept.",
             operator=self._operator,
         )

@@ -20,20 +20,12 @@ from cairn.model.descriptors import (
 from cairn.model.functions import TimeDomain
 from cairn.model.manifest import EpochContext, StateSpec
 from cairn.model.types import DataType
-from cairn.state.handles import (
-    AggregatingState,
-    ListStateHandle,
-    ListTable,
-    MapStateHandle,
-    MapTable,
-    ReducingState,
-    StateTable,
-    ValueTable,
-    value_state,
-)
+from cairn.state.entries import ListStateHandle, ListTable, MapStateHandle, MapTable
 from cairn.state.slots import KeySlots
 from cairn.state.store import WorkingStore
+from cairn.state.table import StateTable
 from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS, TimerTable
+from cairn.state.values import AggregatingState, ReducingState, ValueTable, value_state
 from cairn.storage.statefile import ARROW_STORAGE, Section, sorted_table
 
 

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from cairn.errors import EpochFailedError, IncompatibleStateError
+from cairn.model.ddl import parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
-from cairn.model.types import parse_type
 from cairn.runtime.batches import chunks, subtask_of_batch
 from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.registry import StateRegistry

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.errors import NotFoundError, UserFunctionError
+from cairn.model.ddl import parse_type
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
-from cairn.model.types import parse_type
 from cairn.runtime.batches import KeyedChunk
 from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.registry import StateRegistry, VectorTable

@@ -8,7 +8,7 @@ Rules (docs/design.md, "Invariants" 2 and 8):
   damaged, foreign, or left from before a crash of the host is thrown away and rebuilt from the chain.
 * A store that a newer run or a later epoch has already moved on means that this task is a straggler: it fails.
 
-Not known here: types and handles (`state/handles.py`), and what an epoch does with the state (`runtime/`).
+Not known here: types and handles (`state/table.py`), and what an epoch does with the state (`runtime/`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""What all kinds of state share inside a task: the declaration, TTL, fitting values to their type, draining changes.
+
+Every mutation goes through a handle's own table, which is also what writes the delta, so none can be forgotten.
+`state/values.py` has one value per key, `state/entries.py` maps and lists.
+
+Values of plain types (numbers, text, bytes) are kept as they are. All others are kept encoded and decoded anew at
+each read: changing an object that came from state has no effect until it is written back, on any backend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.errors import StateTypeError
+from cairn.model.descriptors import StateDescriptor, StateTtlConfig, StateVisibility, UpdateType
+from cairn.model.types import DataType
+from cairn.state.slots import KeySlots
+from cairn.state.store import WorkingStore
+from cairn.storage.statefile import ARROW_STORAGE, Section
+
+
+class Ttl:
+    """Expiry as all handles see it: one clock per epoch, the batch time that the driver set."""
+
+    __slots__ = ("clock", "length", "on_read", "show_expired")
+
+    def __init__(self, config: StateTtlConfig, clock: int) -> None:
+        self.length = config.milliseconds
+        self.clock = clock
+        self.on_read = config.update_type is UpdateType.OnReadAndWrite
+        self.show_expired = config.visibility is StateVisibility.ReturnExpiredIfNotCleanedUp
+
+    def expired(self, time: int | None) -> bool:
+        return time is not None and time + self.length <= self.clock
+
+
+class StateTable(ABC):
+    """One registered state of a task: its declaration and its changes in this epoch."""
+
+    def __init__(
+        self, operator: str, descriptor: StateDescriptor, slots: KeySlots, store: WorkingStore, clock: int
+    ) -> None:
+        self.operator = operator
+        self.descriptor = descriptor
+        self.name = descriptor.name
+        self.type: DataType = descriptor.value_type
+        self.slots = slots
+        self.store = store
+        self.ttl = Ttl(descriptor.ttl, clock) if descriptor.ttl is not None else None
+
+    def fit(self, value: Any, dtype: DataType | None = None) -> Any:
+        """The stored form of a value, or an error that names operator, state and value."""
+        dtype = dtype or self.type
+        if value is None:
+            raise StateTypeError(
+                f"operator '{self.operator}', state '{self.name}': None is no value here; use clear() or remove() to "
+                "take something out",
+                state=self.name,
+            )
+        try:
+            return dtype.to_storage(value)
+        except StateTypeError as error:
+            raise StateTypeError(
+                f"operator '{self.operator}', state '{self.name}': {error.message}", state=self.name, **error.facts
+            ) from None
+
+    def column(self, values: list[Any]) -> pa.Array:
+        try:
+            return pa.array(values, ARROW_STORAGE[self.type.storage])
+        except UnicodeEncodeError:
+            for value in values:
+                if value is not None:
+                    self.fit(value)
+            raise
+
+    @abstractmethod
+    def drain(self) -> Section | None:
+        """The changes of this epoch, sorted; None if there are none."""

@@ -1,0 +1,202 @@
+"""Value, reducing and aggregating state: one value per key, read in bulk, written in bulk. Meanings are PyFlink's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cairn.errors import StateMisuseError
+from cairn.model.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
+from cairn.state.slots import no_current_key
+from cairn.state.table import StateTable
+from cairn.storage.statefile import Section, sorted_table
+
+_NO_SLOT = (IndexError, TypeError)
+
+
+class ValueTable(StateTable):
+    """One value per slot. Slots are read in bulk, all that are pending, when the first of them is touched."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.values: list[Any] = []
+        self.times: list[Any] = []
+        self.dirty = bytearray()
+
+    def load(self) -> None:
+        first = len(self.values)
+        if self.slots.current[0] is None:
+            raise no_current_key()
+        keys = self.slots.from_slot(first)
+        if len(keys) == 0:
+            raise StateMisuseError(f"operator '{self.operator}', state '{self.name}': the key has no slot")
+        values, times = self.store.read(self.name, keys, self.type.storage, self.ttl is not None)
+        self.values.extend(values.to_pylist())
+        self.dirty.extend(bytes(len(keys)))
+        if times is not None:
+            self.times.extend(times.to_pylist())
+
+    def drain(self) -> Section | None:
+        changed = np.flatnonzero(np.frombuffer(self.dirty, np.uint8))
+        if len(changed) == 0:
+            return None
+        keys = self.slots.all_keys()
+        values = self.values
+        if len(changed) == len(keys) == len(values):
+            columns = {"key": keys, "value": self.column(values)}
+            times = self.times
+        else:
+            picked = changed.tolist()
+            columns = {"key": keys.take(pa.array(changed)), "value": self.column([values[i] for i in picked])}
+            times = [self.times[i] for i in picked] if self.ttl is not None else []
+        if self.ttl is not None:
+            columns["time"] = pa.array(times, pa.int64())
+        return Section(self.name, "value", self.type.storage, self.ttl is not None, sorted_table(columns))
+
+
+class PlainValueState:
+    """`ValueState` of a type that is stored as it is, without TTL: the fast path.
+
+    Its methods are closures over the table's lists, because they are called for every row: this spares each call the
+    look-up of five attributes.
+    """
+
+    __slots__ = ("clear", "update", "value")
+
+    def __init__(self, table: ValueTable) -> None:
+        values, dirty, current = table.values, table.dirty, table.slots.current
+        exact, low, high = table.type.exact, table.type.low, table.type.high
+        load, fit = table.load, table.fit
+
+        def value() -> Any:
+            try:
+                return values[current[0]]
+            except _NO_SLOT:
+                load()
+                return values[current[0]]
+
+        def update(value: Any) -> None:
+            if value.__class__ is not exact and value is not None:
+                value = fit(value)
+            slot = current[0]
+            try:
+                values[slot] = value
+            except _NO_SLOT:
+                load()
+                values[slot] = value
+            dirty[slot] = 1
+
+        def update_int(value: Any) -> None:
+            if value.__class__ is not int or not low <= value <= high:
+                value = None if value is None else fit(value)
+            slot = current[0]
+            try:
+                values[slot] = value
+            except _NO_SLOT:
+                load()
+                values[slot] = value
+            dirty[slot] = 1
+
+        self.value: Callable[[], Any] = value
+        self.update: Callable[[Any], None] = update_int if exact is int else update
+        self.clear: Callable[[], None] = partial(self.update, None)
+
+
+class CodedValueState:
+    """`ValueState` of any type, with or without TTL."""
+
+    def __init__(self, table: ValueTable) -> None:
+        self._table = table
+        self._from_storage = table.type.from_storage
+
+    def _slot(self) -> int:
+        table = self._table
+        slot = table.slots.current[0]
+        if slot is None or slot >= len(table.values):
+            table.load()
+        return int(slot)
+
+    def value(self) -> Any:
+        slot = self._slot()
+        table = self._table
+        stored = table.values[slot]
+        if stored is None:
+            return None
+        ttl = table.ttl
+        if ttl is not None:
+            if ttl.expired(table.times[slot]):
+                self._set(slot, None)
+                if not ttl.show_expired:
+                    return None
+            elif ttl.on_read:
+                self._set(slot, stored)
+        return self._from_storage(stored)
+
+    def update(self, value: Any) -> None:
+        stored = None if value is None else self._table.fit(value)
+        self._set(self._slot(), stored)
+
+    def clear(self) -> None:
+        self._set(self._slot(), None)
+
+    def _set(self, slot: int, stored: Any) -> None:
+        table = self._table
+        table.values[slot] = stored
+        table.dirty[slot] = 1
+        if table.ttl is not None:
+            table.times[slot] = table.ttl.clock
+
+
+def value_state(table: ValueTable) -> PlainValueState | CodedValueState:
+    if table.ttl is not None or not table.type.plain:
+        return CodedValueState(table)
+    return PlainValueState(table)
+
+
+class ReducingState:
+    """`ReducingState`: the first value is stored itself, later ones are combined with what is there."""
+
+    def __init__(self, table: ValueTable, descriptor: ReducingStateDescriptor) -> None:
+        self._state = value_state(table)
+        self._reduce = descriptor.reduce
+
+    def get(self) -> Any:
+        return self._state.value()
+
+    def add(self, value: Any) -> None:
+        if value is None:
+            self._state.clear()
+            return
+        before = self._state.value()
+        self._state.update(value if before is None else self._reduce(before, value))
+
+    def clear(self) -> None:
+        self._state.clear()
+
+
+class AggregatingState:
+    """`AggregatingState`: what is stored is the accumulator."""
+
+    def __init__(self, table: ValueTable, descriptor: AggregatingStateDescriptor) -> None:
+        self._state = value_state(table)
+        self._function = descriptor.aggregate
+
+    def get(self) -> Any:
+        accumulator = self._state.value()
+        return None if accumulator is None else self._function.get_result(accumulator)
+
+    def add(self, value: Any) -> None:
+        if value is None:
+            self._state.clear()
+            return
+        accumulator = self._state.value()
+        if accumulator is None:
+            accumulator = self._function.create_accumulator()
+        self._state.update(self._function.add(value, accumulator))
+
+    def clear(self) -> None:
+        self._state.clear()
