@@ -104,14 +104,13 @@ _ALL: dict[str, type[CairnError]] = {
         InternalError,
     )
 }
-_IN_TRACEBACK = re.compile(r"cairn\.errors\.(\w+): \[[a-z-]+\] (.*?)(?=\n\s*(?:at |SQLSTATE|\n|$)|\Z)", re.DOTALL)
+_IN_TRACEBACK = re.compile(r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)(?=\n\s*(?:at |SQLSTATE|\n|$)|\Z)", re.DOTALL)
 
 
 def from_traceback(text: str) -> CairnError | None:
     """The cairn error that a Spark exception text carries from a worker, or None. The last one in the text wins."""
     found = None
     for match in _IN_TRACEBACK.finditer(text):
-        kind = _ALL.get(match.group(1))
-        if kind is not None:
-            found = kind(match.group(2).strip())
+        kind = _ALL.get(match.group(1), CairnError)
+        found = kind(match.group(3).strip(), code=match.group(2))
     return found

@@ -73,9 +73,11 @@ class JobHandle:
             if left <= 0:
                 return False
             try:
-                self._query.awaitTermination(left)
-            except Exception:  # noqa: BLE001 - the query's error is told below, in our words
-                break
+                self._query.awaitTermination(max(left, 0.001))  # Spark refuses a wait of no milliseconds
+            except Exception:
+                if self._query.isActive:
+                    raise
+                break  # the query's error is told below, in our words
         self._settle()
         failure = self._failure()
         if failure is not None:
@@ -139,17 +141,33 @@ class JobHandle:
         """Keep the error itself: Spark only passes its text on."""
 
         def call(frame: Any, batch: int) -> None:
-            if self._canceled:  # returning would make Spark commit a batch that did not happen
-                raise EpochFailedError(f"job '{self.name}' is being canceled; batch {batch} is left to the next run")
-            with self._busy:
-                try:
-                    run_epoch(frame, batch)
-                except BaseException as error:
-                    if not self._canceled:
-                        self._error = error
-                    raise
+            while self._canceled or not self._busy.acquire(timeout=0.05):  # `cancel` holds the lock while it stops
+                if self._canceled:
+                    self._refuse(batch)
+            try:
+                run_epoch(frame, batch)
+            except BaseException as error:
+                if not self._canceled:
+                    self._error = error
+                raise
+            finally:
+                self._busy.release()
 
         return call
+
+    def _refuse(self, batch: int) -> None:
+        """Raise out of a batch that a cancel came before: returning would make Spark commit it.
+
+        Spark takes an error for a quiet end, not for a failure with a page of log, if it is stopping already and the
+        text looks like an interrupted call.
+        """
+        deadline = time.monotonic() + 10
+        while self._query is not None and self._query.isActive and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise EpochFailedError(
+            f"job '{self.name}' is being canceled; batch {batch} is left to the next run\n"
+            "py4j.protocol.Py4JJavaError: An error occurred while calling stop.\n: java.lang.InterruptedException"
+        )
 
     def __repr__(self) -> str:
         return f"<job {self.job_id!r} run {self.run}: {self.status().value}>"

@@ -143,7 +143,11 @@ class SparkFrames:
         self._kept = len(sinks) > 1 or any(sink.materialised for sink in sinks)
         if self._kept:
             self._frame = frame.persist()
-            self._frame.write.format("noop").mode("overwrite").save()
+            try:
+                self._frame.write.format("noop").mode("overwrite").save()
+            except BaseException:
+                self.release()
+                raise
 
     def of(self, sink: Any) -> DataFrame:
         tag = self._tagged.get(sink.uid)

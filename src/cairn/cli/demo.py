@@ -92,9 +92,7 @@ class _Demo:
     def run(self) -> bool:
         out = self._out
         victim = self._epochs // 2
-        out.line(
-            f"{self._epochs} epochs of {self._rows:,} payments each; state keeps a total and a count per user; local Spark"
-        )
+        out.line(f"{self._epochs} epochs of {self._rows:,} payments; state: a total and a count per user; local Spark")
         out.line(f"directory: {self._place}")
         out.line()
         out.line(f"{'epoch':>6} {'rows':>10} {'keys':>8} {'bytes':>12} {'ms':>8}")

@@ -14,6 +14,7 @@ from cairn.errors import UserFunctionError
 from cairn.runtime.vectorised import BatchContext
 
 _Ints = np.ndarray[Any, Any]
+_LONG_GROUP = 64
 
 
 def grouped_order(key_index: _Ints) -> tuple[_Ints, _Ints]:
@@ -40,14 +41,14 @@ def running(kind: str, values: _Ints, key_index: _Ints, initial: _Ints, known: _
     ordered = values[order]
     lengths = np.diff(np.append(starts, len(ordered)))
     keys = key_index[order[starts]]
-    if kind == "sum":
-        totals = np.cumsum(ordered)
+    if kind == "sum" and ordered.dtype == np.int64:
+        totals = np.cumsum(ordered)  # over all keys: integers wrap around and back, so differences stay right
         before = np.where(known[keys], initial[keys], 0) - (totals[starts] - ordered[starts])
         result = totals + np.repeat(before, lengths)
     else:
-        pick = np.minimum if kind == "min" else np.maximum
+        pick = {"sum": np.add, "min": np.fmin, "max": np.maximum}[kind]
         first = ordered[starts]
-        ordered[starts] = np.where(known[keys], pick(first, initial[keys]), first)
+        ordered[starts] = np.where(known[keys], pick(initial[keys], first), first)
         result = _accumulate(pick, ordered, starts, lengths)
     final = np.empty(len(initial), dtype=result.dtype)
     final[keys] = result[starts + lengths - 1]
@@ -56,17 +57,19 @@ def running(kind: str, values: _Ints, key_index: _Ints, initial: _Ints, known: _
     return scattered, final
 
 
-def _accumulate(pick: Any, ordered: _Ints, starts: _Ints, lengths: _Ints) -> _Ints:
-    """Running minimum or maximum within groups, in as many vector steps as the logarithm of the longest group."""
+def _accumulate(combine: Any, ordered: _Ints, starts: _Ints, lengths: _Ints) -> _Ints:
+    """Combine from left to right within each group, exactly as a loop over its rows would.
+
+    Short groups go forward together, one row of each at a time; each long group is accumulated on its own.
+    """
     result = ordered.copy()
-    begin = np.repeat(starts, lengths)
-    places = np.arange(len(result))
-    step = 1
-    while step < int(lengths.max(initial=0)):
-        source = places - step
-        inside = source >= begin
-        result[inside] = pick(result[inside], result[source[inside]])
-        step *= 2
+    long = lengths > _LONG_GROUP
+    for start, length in zip(starts[long].tolist(), lengths[long].tolist(), strict=True):
+        combine.accumulate(result[start : start + length], out=result[start : start + length])
+    starts, lengths = starts[~long], lengths[~long]
+    for rank in range(1, int(lengths.max(initial=1))):
+        at = starts[lengths > rank] + rank
+        result[at] = combine(result[at - 1], result[at])
     return result
 
 

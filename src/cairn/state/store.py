@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -243,6 +244,7 @@ def open_store(
 ) -> WorkingStore:
     """The working store of one subtask at the committed version that the context names."""
     operator = manifest.operator(uid) if manifest is not None else None
+    _own_folder(context.local_dir)
     base = os.path.join(
         context.local_dir,
         layout.store_folder(context.job_dir, context.incarnation, uid),
@@ -424,6 +426,19 @@ class _Opener:
                     pending, rows = [], 0
         backend.apply(pending, self.wanted)
         return backend, [section for section in sections if section.kind == "value"]
+
+
+def _own_folder(path: str) -> None:
+    """The root of the working stores: ours alone, so that nobody can plant or read state there."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode=0o700)
+    info = os.lstat(path)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise StorageError(
+            f"{path} is not a folder of this user; remove it, or set execution.checkpointing.local-backup.dirs",
+            path=path,
+        )
 
 
 def _parse_version(version: str) -> tuple[int, int, str]:
