@@ -33,11 +33,12 @@ from cairn.config import DEFAULT_DIRECTORY, Settings
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
-from cairn.errors import InvalidInputError
+from cairn.errors import CairnError, InvalidInputError
 from cairn.model import keygroups
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
+from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
 _log = logging.getLogger("cairn.api")
@@ -149,6 +150,7 @@ class StreamExecutionEnvironment:
             [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
         )  # fmt: skip
         self._executed = True
+        _sweep(files)
         return self._start(job_name, files, recovered, replace(settings, parallelism=parallelism))
 
     def _start(self, name: str, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> JobHandle:
@@ -251,3 +253,15 @@ class StreamExecutionEnvironment:
         if self._collector is None:
             self._collector = collector(self.spark.sparkContext)
         return self._collector
+
+
+def _sweep(files: LocalFileSystem) -> None:
+    """Remove what crashed runs left behind. A job never fails for this: what cannot be deleted now can be later."""
+    try:
+        swept = sweep(files)
+    except (CairnError, OSError) as error:
+        _log.warning("cannot look for files that no epoch needs: %s", error)
+        return
+    if swept:
+        size = sum(info.size for info in swept)
+        _log.info("removed %d files (%d bytes) that no epoch names", len(swept), size)

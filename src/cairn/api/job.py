@@ -93,6 +93,8 @@ class JobHandle:
             idle = self._busy.acquire(timeout=grace)
             try:
                 self._query.stop()
+            except Exception as error:  # noqa: BLE001 - an epoch that was given up ends the query with an error
+                _log.debug("while stopping job %s: %s", self.name, error)
             finally:
                 if idle:
                     self._busy.release()

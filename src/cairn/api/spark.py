@@ -182,7 +182,7 @@ def refuse_native_state(frame: DataFrame) -> None:
     todo = [frame._jdf.queryExecution().analyzed()]
     while todo:
         node = todo.pop()
-        if node.isStreaming() and node.nodeName() in _NATIVE:
+        if node.nodeName() in _NATIVE and _keeps_state(node):
             raise InvalidInputError(
                 f"the plan has Spark's own stateful operator {node.nodeName()}, whose state would not be covered by "
                 f"cairn's epochs; {_NATIVE[node.nodeName()]}",
@@ -190,6 +190,13 @@ def refuse_native_state(frame: DataFrame) -> None:
             )
         children = node.children()
         todo.extend(children.apply(i) for i in range(children.size()))
+
+
+def _keeps_state(node: Any) -> bool:
+    """A join with a static table keeps nothing; any other operator of the list does once its input is a stream."""
+    if node.nodeName() != "Join":
+        return bool(node.isStreaming())
+    return bool(node.left().isStreaming() and node.right().isStreaming())
 
 
 _KEYED = "use stream.key_by(...) with sum, min, max, count, reduce or process instead of groupBy().agg()"

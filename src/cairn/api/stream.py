@@ -231,7 +231,9 @@ class KeyedStream:
             backend=env._settings.backend,
             states=states,
         )
-        group = F.pmod(F.hash(*[F.col(f"`{key}`") for key in self._key_names]), F.lit(groups)).cast("int")
+        if len(set(columns)) < len(columns) or not all(map(str.isidentifier, columns)):
+            df = df.toDF(*[f"c{place}" for place in range(len(columns))])  # mapInArrow takes plain names only
+        group = F.pmod(F.hash(*[F.col(f"`{df.columns[i]}`") for i in spec.key_columns]), F.lit(groups)).cast("int")
         rows = df.withColumn(GROUP_COLUMN, group)
         everywhere = spark.range(0, parallelism, 1, 1).select(
             *[F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema.fields],

@@ -273,7 +273,7 @@ def read_back(place: Path, expected_rows: int) -> Found:
 def stored_state(place: Path) -> dict[str, dict[str, int]]:
     """The job's state by name and user, from the files that the newest manifest names."""
     from cairn.model.keygroups import KeyGroupRange
-    from cairn.state.store import StateFiles
+    from cairn.state.files import StateFiles
     from cairn.storage.compaction import compact
     from cairn.storage.filesystem import LocalFileSystem
     from cairn.storage.manifests import ManifestStore

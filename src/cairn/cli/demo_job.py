@@ -86,9 +86,12 @@ def settings(folder: str) -> dict[str, Any]:
         "spark.master": "local[2]",
         "spark.driver.memory": "1g",
         "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": scratch,
         "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
-        "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={scratch}" -XX:-UsePerfData',
+        "spark.driver.extraJavaOptions": (
+            f'"-Djava.io.tmpdir={scratch}" -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1'
+        ),
         # The path of a Unix socket is limited to about a hundred characters.
         "spark.python.unix.domain.socket.enabled": str(len(scratch) <= _SOCKET_PATH_LIMIT).lower(),
     }

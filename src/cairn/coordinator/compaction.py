@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from cairn.model.keygroups import KeyGroupRange
-from cairn.model.manifest import Manifest, OperatorState, StateHandle
+from cairn.model.manifest import DEFER_EPOCHS, Manifest, OperatorState, StateHandle
 
 _log = logging.getLogger("cairn.job")
 
@@ -66,10 +66,10 @@ class Compactor:
             operator.uid, len(operator.chain), len(snapshots), sum(handle.rows for handle in snapshots),
         )  # fmt: skip
 
-    def shortened(self, uid: str, chain: list[StateHandle]) -> list[StateHandle]:
-        """The chain with a finished compaction in place of what it replaces."""
+    def shortened(self, uid: str, chain: list[StateHandle], epoch: int) -> list[StateHandle]:
+        """The chain with a finished compaction in place of what it replaces, once every working store is past it."""
         finished = self._finished
-        if finished is None or finished[0] != uid:
+        if finished is None or finished[0] != uid or epoch - finished[1][0].epoch <= DEFER_EPOCHS + 1:
             return chain
         self._finished = None
         _, snapshots, replaced = finished

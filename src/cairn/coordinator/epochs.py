@@ -248,7 +248,7 @@ class EpochLoop:
             before = current.operator(plan.uid) if current is not None else None
             chain = list(before.chain) if before is not None else []
             if self._compactor is not None:
-                chain = self._compactor.shortened(plan.uid, chain)
+                chain = self._compactor.shortened(plan.uid, chain, context.epoch)
             for ack in acks:
                 if ack.handle is not None:
                     chain.append(ack.handle)

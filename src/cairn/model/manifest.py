@@ -13,6 +13,9 @@ from cairn.model.keygroups import KeyGroupRange
 
 FORMAT_VERSION = 1
 NO_WATERMARK = -(1 << 63)
+DEFER_EPOCHS = 8
+"""How many epochs a working store may lag behind in what it has applied (it reads the rest through). A chain is
+shortened only where no store lags any more, so that none has to be rebuilt for it."""
 
 
 class StateSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -24,6 +27,11 @@ class StateSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     key_type: str = ""
     ttl_ms: int = 0
     cleanup_at_snapshot: bool = False
+
+    @property
+    def has_entries(self) -> bool:
+        """Stored as entries (maps, lists, timers) rather than as one value per key."""
+        return self.kind in ("map", "list", "timer")
 
     @property
     def signature(self) -> str:

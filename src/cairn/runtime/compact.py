@@ -8,7 +8,7 @@ import msgspec
 
 from cairn.errors import NotFoundError
 from cairn.model.keygroups import KeyGroupRange
-from cairn.state.store import StateFiles
+from cairn.state.files import StateFiles
 from cairn.storage import layout
 from cairn.storage.compaction import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem

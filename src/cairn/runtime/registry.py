@@ -106,7 +106,11 @@ class StateRegistry:
 
     def drain(self) -> list[Section]:
         tables: list[StateTable | VectorTable | TimerTable] = [*self._tables.values(), *self.timers.values()]
-        return [section for section in (table.drain() for table in tables) if section is not None]
+        sections = [section for section in (table.drain() for table in tables) if section is not None]
+        for section in sections:
+            if section.kind == "timer":
+                self.specs[section.table] = StateSpec(section.table, "timer", "binary")
+        return sections
 
 
 def spec_of(descriptor: StateDescriptor) -> StateSpec:

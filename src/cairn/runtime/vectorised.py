@@ -87,7 +87,7 @@ class BatchOperator(ProcessOperator):
         chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
         since = self._timings.add("decode", since)
         with self._explained("process_batch()"):
-            rows = batch.select(range(len(self._spec.columns)))
+            rows = batch.select(range(len(self._spec.columns))).rename_columns(list(self._spec.columns))
             result = self._call(rows, BatchContext(chunk, self._registry, self._spec, self._context))
         since = self._timings.add("user", since)
         if result is not None:

@@ -1,7 +1,8 @@
 """State in LMDB: memory-mapped, readable by all workers of a host at once. The only import of lmdb.
 
 LMDB keys end at 511 bytes. A longer key is stored under its first bytes and a digest of all of it, with the whole
-key kept in front of the value and compared at every read, so two keys never share an entry.
+key kept in front of the value and compared at every read, so two keys never share an entry. A key that happens to
+look like such a stored form is stored in the same way.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _VERSION = b"version"
 _LONG_MARK = b"\xff\x00long\x00\xff"
 _HEAD = 400
 _DIGEST = 32
+_SHORTENED = _HEAD + len(_LONG_MARK) + _DIGEST
 _INITIAL_MAP = 1 << 30
 _GROW = 2
 
@@ -96,6 +98,7 @@ class LmdbBackend(StateBackend):
         if self._txn is not None:
             self._txn.abort()
             self._txn = None
+            self._tables = {}  # the handles of tables that were opened in it are gone with it
 
     def _table(self, name: str) -> Any:
         """The handle of a table, or None while nothing was ever written to it."""
@@ -118,7 +121,7 @@ class LmdbBackend(StateBackend):
             return [None] * len(keys)
         txn = self._reader()
         try:
-            if max(map(len, keys), default=0) <= self._max_key:
+            if max(map(len, keys), default=0) < _SHORTENED:
                 if len(keys) == 1:
                     return [txn.get(keys[0], db=handle)]
                 cursor = txn.cursor(handle)
@@ -128,8 +131,11 @@ class LmdbBackend(StateBackend):
         except _damage as error:
             raise DamagedStoreError(f"the LMDB working store {self._path} is damaged: {error}") from error
 
+    def _fits(self, key: bytes) -> bool:
+        return len(key) <= self._max_key and not _is_long(key)
+
     def _get(self, txn: Any, handle: Any, key: bytes) -> bytes | None:
-        if len(key) <= self._max_key:
+        if self._fits(key):
             found: bytes | None = txn.get(key, db=handle)
             return found
         found = txn.get(_short(key), db=handle)
@@ -199,10 +205,10 @@ class LmdbBackend(StateBackend):
                 for prefix in change.clears:
                     self._clear(cursor, prefix)
                 for key in change.deletes:
-                    txn.delete(key if len(key) <= self._max_key else _short(key), db=handle)
+                    txn.delete(key if self._fits(key) else _short(key), db=handle)
                 if change.puts:
-                    if max(len(key) for key, _ in change.puts) > self._max_key:
-                        puts = [p if len(p[0]) <= self._max_key else (_short(p[0]), _joined(*p)) for p in change.puts]
+                    if max(len(key) for key, _ in change.puts) >= _SHORTENED:
+                        puts = [p if self._fits(p[0]) else (_short(p[0]), _joined(*p)) for p in change.puts]
                         cursor.putmulti(puts)
                     else:
                         cursor.putmulti(change.puts)
@@ -238,7 +244,7 @@ class LmdbBackend(StateBackend):
 
 
 def _is_long(key: bytes) -> bool:
-    return len(key) == _HEAD + len(_LONG_MARK) + _DIGEST and key.startswith(_LONG_MARK, _HEAD)
+    return len(key) == _SHORTENED and key.startswith(_LONG_MARK, _HEAD)
 
 
 def _joined(key: bytes, value: bytes) -> bytes:

@@ -53,8 +53,8 @@ class MemoryBackend(StateBackend):
                 for key, _ in list(self.scan(change.table, prefix)):
                     del rows[key]
                     gone += 1
-            if gone:
-                self._order.pop(change.table, None)
+                if gone:
+                    self._order.pop(change.table, None)
             for key in change.deletes:
                 if rows.pop(key, None) is not None:
                     gone += 1

@@ -51,7 +51,10 @@ class RocksDBBackend(StateBackend):
         return bytes([len(name)]) + name
 
     def version(self) -> str | None:
-        found = self._db.get(_VERSION)
+        try:
+            found = self._db.get(_VERSION)
+        except Exception as error:
+            raise DamagedStoreError(f"the RocksDB working store {self._path} is damaged: {error}") from error
         return found.decode() if found is not None else None
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -74,6 +77,10 @@ class RocksDBBackend(StateBackend):
                 break
             yield key[cut:], iterator.value()
             iterator.next()
+        try:
+            iterator.status()  # an iterator that meets damage just ends
+        except Exception as error:
+            raise DamagedStoreError(f"the RocksDB working store {self._path} is damaged: {error}") from error
 
     def apply(self, changes: Iterable[TableChanges], version: str | None) -> None:
         batch = WriteBatch(raw_mode=True)

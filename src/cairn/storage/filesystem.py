@@ -13,7 +13,6 @@ import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -218,4 +217,5 @@ def open_filesystem(url: str) -> FileSystem:
 
 
 def as_url(path: str) -> str:
-    return Path(path).absolute().as_uri()
+    """A local path as Spark wants it: with a scheme, and otherwise to the letter (Hadoop decodes no `%20`)."""
+    return f"file://{os.path.abspath(path)}"

@@ -1,0 +1,537 @@
+"""Runs a `KeyedProcessFunction` without Spark: the real state, commits, timers and recovery, in one process.
+
+What Spark would do is simulated (the shuffle, the tasks, the log of batches); everything else is the code that runs
+in production: `runtime.task`, `coordinator.epochs`, the state backend, and a job directory on disk.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from cairn.config import Settings
+from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.epochs import EpochLoop, EpochReport, OperatorPlan
+from cairn.coordinator.offsets import OffsetEntry
+from cairn.errors import InvalidInputError, NotFoundError
+from cairn.model import keygroups
+from cairn.model.ddl import parse_columns
+from cairn.model.descriptors import StateKind
+from cairn.model.functions import KeyedProcessFunction, TimeDomain
+from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest, OperatorState, StateHandle
+from cairn.model.types import DataType, row_class
+from cairn.runtime.batches import GROUP_COLUMN
+from cairn.runtime.compact import compact_range
+from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.registry import StateRegistry
+from cairn.runtime.task import run_task
+from cairn.state import codec, store
+from cairn.state.backend import load_backend
+from cairn.state.codec import KeyCodec
+from cairn.state.slots import KeySlots
+from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS
+from cairn.storage.filesystem import FileSystem, LocalFileSystem
+from cairn.storage.manifests import ManifestStore, Runs, create_identity, load_identity
+
+UID = "tested"
+_SINK = "output"
+_SCALARS = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+
+
+class Timer(NamedTuple):
+    """A timer that has not fired yet."""
+
+    time: int
+    key: Any
+    domain: TimeDomain
+
+
+def arrow_type(dtype: DataType) -> pa.DataType:
+    """The Arrow type in which Spark hands a column of this type to a task."""
+    if dtype.ddl in _SCALARS:
+        return _SCALARS[dtype.ddl]
+    if dtype.ddl.startswith("decimal("):
+        precision, scale = dtype.ddl[8:-1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    if dtype.fields:
+        return pa.struct([pa.field(name, arrow_type(inner)) for name, inner in dtype.fields])
+    if dtype.ddl.startswith("array<"):
+        return pa.list_(arrow_type(dtype.items[0]))
+    if dtype.ddl.startswith("map<"):
+        return pa.map_(arrow_type(dtype.items[0]), arrow_type(dtype.items[1]))
+    raise InvalidInputError(f"a column cannot have type {dtype.ddl}")
+
+
+def arrow_schema(ddl: str) -> pa.Schema:
+    """The Arrow schema of a row type such as `"user string, total bigint"`."""
+    return pa.schema([pa.field(name, arrow_type(dtype)) for name, dtype in parse_columns(ddl)])
+
+
+class Shuffle:
+    """Rows to the batches of each subtask, as the plan of a keyed stream does it."""
+
+    def __init__(self, schema: pa.Schema, key_columns: Sequence[int], key_types: Sequence[str]) -> None:
+        self.schema = schema
+        self._key_columns = key_columns
+        self._key_types = key_types
+        self._full = schema.append(pa.field(GROUP_COLUMN, pa.int32()))
+
+    def row(self, given: Any) -> tuple[Any, ...]:
+        """A row as a tuple of all columns, from a tuple, a mapping, or the bare value of a single column."""
+        names = self.schema.names
+        if isinstance(given, Mapping):
+            unknown = [name for name in given if name not in names]
+            if unknown:
+                raise InvalidInputError(f"the input has no column '{unknown[0]}'; it has {', '.join(names)}")
+            return tuple(given.get(name) for name in names)
+        if not isinstance(given, (tuple, list)):
+            given = (given,)
+        if len(given) != len(names):
+            raise InvalidInputError(f"{given!r} has {len(given)} values; the input has the columns {', '.join(names)}")
+        return tuple(given)
+
+    def batch(self, rows: Sequence[tuple[Any, ...]], max_parallelism: int) -> pa.RecordBatch:
+        """All rows in one batch, with the key group of each as the last column."""
+        columns = []
+        for place, field in enumerate(self.schema):
+            try:
+                columns.append(pa.array([row[place] for row in rows], field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise InvalidInputError(f"column '{field.name}' is {field.type}: {error}") from None
+        keys = zip(*[columns[place].to_pylist() for place in self._key_columns], strict=True)
+        groups = [keygroups.key_group(key, self._key_types, max_parallelism) for key in keys]
+        return pa.RecordBatch.from_arrays([*columns, pa.array(groups, pa.int32())], schema=self._full)
+
+    def split(self, batch: pa.RecordBatch, parallelism: int, max_parallelism: int) -> list[list[pa.RecordBatch]]:
+        """The batches of each subtask: its rows, and the one row that every subtask gets in every epoch."""
+        groups = batch.column(batch.num_columns - 1).to_pylist()
+        rows_of: list[list[int]] = [[] for _ in range(parallelism)]
+        for place, group in enumerate(groups):
+            rows_of[keygroups.subtask_of(group, parallelism, max_parallelism)].append(place)
+        parts = []
+        for subtask, places in enumerate(rows_of):
+            sentinel = [pa.nulls(1, field.type) for field in self.schema] + [pa.array([-subtask - 1], pa.int32())]
+            mine = batch.take(pa.array(places, pa.int64()))
+            parts.append([mine, pa.RecordBatch.from_arrays(sentinel, schema=self._full)])
+        return parts
+
+
+class LocalCluster:
+    """What the epoch loop asks of Spark, done in this process: tasks run one after the other."""
+
+    def __init__(self, spec: OperatorSpec, shuffle: Shuffle, files: FileSystem) -> None:
+        self.spec = spec
+        self.shuffle = shuffle
+        self.files = files
+        self.context: EpochContext | None = None
+        self.acks: list[bytes] = []
+        self.attempts = 0
+
+    def announce(self, context: bytes) -> None:
+        self.acks = []
+        self.context = msgspec.msgpack.decode(context, type=EpochContext)
+
+    def acknowledgements(self) -> list[bytes]:
+        return list(self.acks)
+
+    def frames(self, frame: Any, sinks: Sequence[Any]) -> LocalFrames:
+        return LocalFrames(self, frame)
+
+    def run(self, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run all subtasks of the announced epoch; their outputs as named tuples."""
+        spec = self.spec
+        batch = self.shuffle.batch(rows, spec.max_parallelism)
+        outputs: list[Any] = []
+        for subtask, batches in enumerate(self.shuffle.split(batch, spec.parallelism, spec.max_parallelism)):
+            outputs += self.run_subtask(subtask, batches)
+        return outputs
+
+    def run_subtask(self, subtask: int, batches: Sequence[pa.RecordBatch]) -> list[Any]:
+        assert self.context is not None
+        self.attempts += 1
+        made: list[Any] = []
+        for output in run_task(
+            fresh(self.spec), batches, self.context, self.attempts,
+            lambda ack: self.acks.append(msgspec.msgpack.encode(ack)), self.files,
+        ):  # fmt: skip
+            made += rows_of(output)
+        return made
+
+
+class LocalFrames:
+    """The output of an epoch. Computed when a sink first asks for it."""
+
+    def __init__(self, cluster: LocalCluster, rows: Sequence[tuple[Any, ...]]) -> None:
+        self._cluster = cluster
+        self._rows = rows
+        self._outputs: list[Any] | None = None
+
+    def of(self, sink: Any) -> list[Any]:
+        if self._outputs is None:
+            self._outputs = self._cluster.run(self._rows)
+        return self._outputs
+
+    def release(self) -> None:
+        return None
+
+
+def fresh(spec: OperatorSpec) -> OperatorSpec:
+    """A specification with a copy of the function, as every task gets one."""
+    return replace(spec, function=copy.deepcopy(spec.function))
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Any]:
+    """The rows of a batch as named tuples."""
+    row = row_class(tuple(batch.schema.names))
+    return [row(*values) for values in zip(*[column.to_pylist() for column in batch.columns], strict=True)]
+
+
+class _HeldSink:
+    """Keeps the rows of an epoch until it is committed."""
+
+    uid = _SINK
+    kind = "harness"
+
+    def __init__(self) -> None:
+        self.prepared: list[Any] = []
+        self.committed: list[Any] = []
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
+        self.prepared = list(frame)
+
+    def commit(self, data: Any, epoch: int) -> None:
+        self.committed = self.prepared
+
+
+class _Stopped(Exception):
+    """The epoch was stopped on purpose."""
+
+
+class _Loop(EpochLoop):
+    stop_at = ""
+
+    def step(self, name: str, epoch: int) -> None:
+        super().step(name, epoch)
+        if name == self.stop_at:
+            raise _Stopped
+
+
+class KeyedProcessHarness:
+    """Tests a `KeyedProcessFunction` in one process, epoch by epoch, with failures and restarts at will.
+
+    >>> from cairn import KeyedProcessFunction, ValueStateDescriptor
+    >>> class Total(KeyedProcessFunction):
+    ...     def open(self, runtime_context):
+    ...         self.total = runtime_context.get_state(ValueStateDescriptor("total", "bigint"))
+    ...     def process_element(self, value, ctx):
+    ...         self.total.update((self.total.value() or 0) + value.amount)
+    ...         yield value.user, self.total.value()
+    >>> with KeyedProcessHarness(Total(), "user", "user string, amount bigint", "user string, total bigint") as harness:
+    ...     harness.push(("ann", 1), {"user": "ann", "amount": 2})
+    ...     print(harness.run_epoch())
+    ...     harness.push(("ann", 4))
+    ...     harness.fail_epoch()            # processed, but not committed
+    ...     print(harness.state("total", "ann"))
+    ...     harness.restart(parallelism=2)  # working stores lost, other parallelism
+    ...     print(harness.run_epoch())      # the row is there again, as from a source that replays
+    [Row(user='ann', total=1), Row(user='ann', total=3)]
+    3
+    [Row(user='ann', total=7)]
+
+    `key_by` is a column name or several. Times start at 0 and go forward only. An epoch that fails leaves state,
+    timers, outputs and pending rows as they were. `state_dir` keeps the job in a directory of yours, so that another
+    harness can go on with it; without it everything is deleted by `close`.
+    """
+
+    def __init__(
+        self,
+        function: KeyedProcessFunction,
+        key_by: str | Sequence[str],
+        input_type: str,
+        output_type: str,
+        backend: str = "hashmap",
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        state_dir: str | os.PathLike[str] | None = None,
+        *,
+        event_time: str | None = None,
+        parameters: Mapping[str, str] | None = None,
+        inline_threshold: int = 20 * 1024,
+        compaction_chain: int = 32,
+        epochs_retained: int = 10,
+        show_values: bool = True,
+        files: FileSystem | None = None,
+    ) -> None:
+        keygroups.validate(parallelism, max_parallelism)
+        load_backend(backend)
+        keys = (key_by,) if isinstance(key_by, str) else tuple(key_by)
+        columns = dict(parse_columns(input_type))
+        for name in (*keys, *([event_time] if event_time else [])):
+            if name not in columns:
+                raise InvalidInputError(f"there is no column '{name}'; the input has {', '.join(columns)}")
+        schema = arrow_schema(input_type)
+        names = tuple(columns)
+        self._keys = KeyCodec([(name, columns[name]) for name in keys])
+        self._temporary = tempfile.mkdtemp(prefix="cairn-harness-")
+        self._local = os.path.join(self._temporary, "local")
+        directory = os.path.join(self._temporary, "job") if state_dir is None else os.fspath(state_dir)
+        self.files: FileSystem = files or LocalFileSystem(directory)
+        self.spec = OperatorSpec(
+            uid=UID,
+            name=type(function).__name__,
+            function=function,
+            vectorised=False,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            key_columns=tuple(names.index(name) for name in keys),
+            key_types=tuple((name, columns[name].ddl) for name in keys),
+            columns=names,
+            output=arrow_schema(output_type),
+            event_time=names.index(event_time) if event_time else -1,
+            backend=backend,
+        )
+        self._shuffle = Shuffle(schema, self.spec.key_columns, [columns[name].ddl for name in keys])
+        self._settings = Settings(
+            directory=self.files.root,
+            local_directory=self._local,
+            backend=backend,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            inline_threshold=inline_threshold,
+            compaction_chain=compaction_chain,
+            epochs_retained=epochs_retained,
+            show_values=show_values,
+            parameters=dict(parameters or {}),
+        )
+        self._sink = _HeldSink()
+        self._pending: list[tuple[Any, ...]] = []
+        self._watermark = NO_WATERMARK
+        self._time = 0
+        self.outputs: list[Any] = []
+        """All rows that committed epochs have put out."""
+        self.reports: list[EpochReport] = []
+        """What each committed epoch did, newest last."""
+        self._start()
+
+    def __enter__(self) -> KeyedProcessHarness:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete working stores and, unless it is yours, the job's directory."""
+        self._lose_stores()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    # Driving.
+
+    def push(self, *rows: Any) -> None:
+        """Add rows (tuples, mappings, or bare values of a single column) to the next epoch."""
+        taken = [self._shuffle.row(row) for row in rows]
+        self._shuffle.batch(taken, self.spec.max_parallelism)  # fails here if a value does not fit its column
+        self._pending += taken
+
+    def discard(self) -> None:
+        """Forget the rows that are waiting for the next epoch."""
+        self._pending = []
+
+    def advance_watermark(self, ms: int) -> None:
+        """The watermark of the next epochs. Timers at or below it fire when the next epoch begins."""
+        if ms < self._watermark:
+            raise InvalidInputError(f"the watermark is at {self._watermark} and cannot go back to {ms}")
+        self._watermark = ms
+
+    def advance_processing_time(self, ms: int) -> None:
+        """The clock of the next epochs, in milliseconds."""
+        if ms < self._time:
+            raise InvalidInputError(f"the time is {self._time} and cannot go back to {ms}")
+        self._time = ms
+
+    def run_epoch(self) -> list[Any]:
+        """Fire due timers, process the pending rows, commit. Returns what this epoch put out."""
+        self._loop.stop_at = ""
+        self._loop.run_epoch(list(self._pending), self.epoch + 1)
+        self._pending = []
+        self.outputs += self._sink.committed
+        return list(self._sink.committed)
+
+    def fail_epoch(self, at: str = "acknowledged") -> None:
+        """Run the next epoch up to a step before its commit, then fail as a lost driver would. Rows stay pending.
+
+        `at` is `announced` (nothing ran), `prepared` or `acknowledged` (all tasks finished).
+        """
+        if at not in ("announced", "prepared", "acknowledged"):
+            raise InvalidInputError(f"an epoch can fail at announced, prepared or acknowledged, not at {at!r}")
+        self._loop.stop_at = at
+        try:
+            self._loop.run_epoch(list(self._pending), self.epoch + 1)
+        except _Stopped:
+            return
+        finally:
+            self._loop.stop_at = ""
+
+    def restart(self, parallelism: int | None = None, keep_stores: bool = False) -> None:
+        """A new run from what is committed. Working stores are lost, as on new hosts, unless `keep_stores`."""
+        if parallelism is not None:
+            keygroups.validate(parallelism, self.spec.max_parallelism)
+            self.spec = replace(self.spec, parallelism=parallelism)
+            self._settings = replace(self._settings, parallelism=parallelism)
+        if not keep_stores:
+            self._lose_stores()
+        self._start()
+
+    # Looking.
+
+    @property
+    def epoch(self) -> int:
+        """The newest committed epoch, -1 before the first."""
+        return self._loop.current.epoch if self._loop.current is not None else -1
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the newest committed epoch."""
+        return self._loop.current
+
+    @property
+    def local_directory(self) -> str:
+        """Where working stores of backends on disk lie."""
+        return self._local
+
+    def state(self, name: str, key: Any) -> Any:
+        """The committed state of a key as the function would see it now: value, list, dict, or merged result."""
+        values = (key,) if len(self._keys.columns) == 1 else tuple(key)
+        encoded = self._keys.encode_one(values)
+        columns = [
+            pa.array([value], self._shuffle.schema.field(column).type)
+            for column, value in zip((column for column, _ in self._keys.columns), values, strict=True)
+        ]
+        group = keygroups.key_group(
+            [column[0].as_py() for column in columns],
+            [ddl for _, ddl in self.spec.key_types],
+            self.spec.max_parallelism,
+        )
+        subtask = keygroups.subtask_of(group, self.spec.parallelism, self.spec.max_parallelism)
+        with self._opened(subtask) as registry:
+            handle = registry._handles.get(name)
+            if handle is None:
+                known = ", ".join(sorted(registry._handles)) or "none"
+                raise NotFoundError(f"the function declares no state '{name}' in open(); it declares {known}")
+            slots = registry.slots
+            slots.current[0] = int(slots.add(pa.array([group.to_bytes(2, "big") + encoded], pa.binary()))[0])
+            kind = StateKind(registry.specs[name].kind)
+            if kind is StateKind.VALUE:
+                return handle.value()
+            if kind is StateKind.LIST:
+                return list(handle.get())
+            if kind is StateKind.MAP:
+                return dict(handle.items())
+            return handle.get()
+
+    def timers(self) -> list[Timer]:
+        """All timers that are set, by time."""
+        found = []
+        for subtask in range(self.spec.parallelism):
+            with self._opened(subtask) as registry:
+                tables = ((EVENT_TIMERS, TimeDomain.EVENT_TIME), (PROCESSING_TIMERS, TimeDomain.PROCESSING_TIME))
+                for table, domain in tables:
+                    for raw, _ in registry.store.scan(table):
+                        found.append(Timer(codec.time_value(raw), self._keys.decode(raw[10:]), domain))
+        return sorted(found, key=lambda timer: (timer.time, timer.domain.value, repr(timer.key)))
+
+    # Inside.
+
+    def _start(self) -> None:
+        """What a new run does: take the job over, find the newest committed epoch."""
+        identity = load_identity(self.files)
+        if identity is None:
+            identity = create_identity(self.files, "harness", "harness", self.spec.max_parallelism)
+        run = Runs(self.files).take(self.spec.parallelism, self._time)
+        manifests = ManifestStore(self.files)
+        epochs = manifests.epochs()
+        current = manifests.load(epochs[-1]) if epochs else None
+        if current is not None:
+            self._watermark = max(self._watermark, current.watermark)
+            self._time = max(self._time, current.time_ms)
+        self.cluster = LocalCluster(self.spec, self._shuffle, self.files)
+        self._loop = _Loop(
+            files=self.files,
+            identity=identity,
+            run=run.run,
+            operators=[OperatorPlan(UID, self.spec.name, self.spec.parallelism)],
+            sinks=[self._sink],
+            cluster=self.cluster,
+            offsets=self,
+            settings=self._settings,
+            current=current,
+            compactor=Compactor(
+                local_compaction(self.files.root, run.run), self._settings.compaction_chain, self.spec.parallelism,
+                background=False,
+            ),
+            listener=self.reports.append,
+        )  # fmt: skip
+
+    def read(self, epoch: int) -> OffsetEntry:
+        """The harness is its own log of batches."""
+        return OffsetEntry(str(epoch), self._watermark, self._time)
+
+    def _lose_stores(self) -> None:
+        for key in [key for key in store._resident if key.startswith(self._local)]:
+            store._resident.pop(key).close()
+        shutil.rmtree(self._local, ignore_errors=True)
+
+    @contextmanager
+    def _opened(self, subtask: int) -> Iterator[StateRegistry]:
+        """The function's states on the committed version, as a task would open them. Nothing is written."""
+        context = self._loop._context(self.epoch + 1, self._watermark, self._time)
+        manifest = self._loop.current
+        groups = keygroups.key_group_range(subtask, self.spec.parallelism, self.spec.max_parallelism)
+        backend = load_backend(self.spec.backend)
+        working = store.open_store(backend, self.spec.backend, context, UID, groups, manifest, self.files)
+        try:
+            operator = manifest.operator(UID) if manifest is not None else None
+            registry = StateRegistry(UID, KeySlots(), working, operator.states if operator else [], context)
+            ProcessOperator(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings())
+            yield registry
+        finally:
+            working.close()
+
+
+def local_compaction(job_dir: str, run: int) -> Any:
+    """A compaction job for `Compactor` that works in this process."""
+
+    def job(
+        manifest: Manifest, operator: OperatorState, ranges: Sequence[keygroups.KeyGroupRange]
+    ) -> list[StateHandle]:
+        found: list[StateHandle] = []
+        for groups in ranges:
+            work = (job_dir, manifest.epoch, operator.uid, groups.start, groups.end, run)
+            found += [msgspec.msgpack.decode(raw, type=StateHandle) for raw in compact_range(work)]
+        return found
+
+    return job
+
+
+__all__ = ["KeyedProcessHarness", "LocalCluster", "Shuffle", "Timer", "arrow_schema", "local_compaction"]
