@@ -104,7 +104,9 @@ _ALL: dict[str, type[CairnError]] = {
         InternalError,
     )
 }
-_IN_TRACEBACK = re.compile(r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)(?=\n\s*(?:at |SQLSTATE|An exception |Traceback |\n|$)|\Z)", re.DOTALL)
+_IN_TRACEBACK = re.compile(
+    r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)(?=\n\s*(?:at |SQLSTATE|An exception |Traceback |\n|$)|\Z)", re.DOTALL
+)
 
 
 def from_traceback(text: str) -> CairnError | None:

@@ -85,8 +85,9 @@ class FileSink(BaseSink):
             extension = name.split(".", 1)[1]
             final = f"part-{epoch:010d}-{len(moves):05d}-{attempt.rsplit('-', 1)[-1]}.{extension}"
             moves.append({"from": info.path, "to": final, "size": info.size})
-        if moves:
-            _sync(target)
+        if moves:  # the folders on the way down may be new: without them a synced file can be lost
+            for depth in range(len(stage.split("/")) + 1):
+                _sync(os.path.join(self.path, *stage.split("/")[:depth]))
         return moves
 
     def commit(self, data: list[dict[str, Any]], epoch: int) -> None:

@@ -13,7 +13,7 @@ from cairn.model.ddl import as_type
 from cairn.model.functions import AggregateFunction, ReduceFunction
 from cairn.model.types import DataType
 
-_NAME = re.compile(r"[A-Za-z0-9][\w .\-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9][\w .\-]{0,127}", re.ASCII)
 
 
 class Time:

@@ -128,7 +128,10 @@ def _float_check(name: str) -> Callable[[Any], float]:
             or isinstance(value, decimal.Decimal)
         ):
             raise _misfit(value, name)
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise _misfit(value, name, "too large") from None
         if name == "double":
             return number
         try:
@@ -156,7 +159,7 @@ def _binary(value: Any) -> bytes:
 
 
 def _boolean(value: Any) -> int:
-    if value is True or value is False or type(value).__name__ == "bool_":
+    if value is True or value is False or type(value).__name__ in ("bool_", "bool"):  # the latter is NumPy's, too
         return int(value)
     raise _misfit(value, "boolean")
 
@@ -190,9 +193,12 @@ def decimal_type(precision: int, scale: int) -> DataType:
         if isinstance(value, (bool, float)) or not isinstance(value, (int, decimal.Decimal)):
             raise _misfit(value, name)
         try:
-            return str(decimal.Decimal(value).quantize(quantum, context=context))
+            fitted = decimal.Decimal(value).quantize(quantum, context=context)
         except decimal.InvalidOperation:
             raise _misfit(value, name, f"more than {precision} digits") from None
+        if not fitted.is_finite():
+            raise _misfit(value, name)
+        return str(fitted or abs(fitted))  # there is one zero, as in Spark
 
     return DataType(name, Storage.TEXT, check, decimal.Decimal)
 

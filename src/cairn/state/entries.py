@@ -284,6 +284,14 @@ class ListTable(EntryTable):
             self._before[slot] = found
         return [segment for segment in found if (slot, segment[0]) not in self.dropped]
 
+    def _packed(self, added: list[Any]) -> bytes:
+        try:
+            return _pack(added)
+        except UnicodeEncodeError:
+            for stored in added:
+                self.fit(stored)
+            raise
+
     def drain(self) -> Section | None:
         keys = [self.slots.keys[slot] for slot in self.cleared]
         entries: list[Any] = [None] * len(keys)
@@ -293,7 +301,7 @@ class ListTable(EntryTable):
             if added:
                 keys.append(self.slots.keys[slot])
                 entries.append(self.segment)
-                values.append(_pack(added))
+                values.append(self._packed(added))
                 times.append(self.ttl.clock if self.ttl is not None else None)
         for slot, entry in self.dropped:
             if slot not in self.cleared:

@@ -22,6 +22,8 @@ class StoreFolder:
         self.path = path
         self._identity = {"incarnation": incarnation, "boot": _boot_id(), "format": 2}
         self._marker = path + ".damaged"
+        self.fresh = False
+        """True once `prepare` has made the folder anew."""
 
     def prepare(self) -> str | None:
         """Make the folder ready to be opened; returns why earlier contents were thrown away, if that is worth telling.
@@ -45,6 +47,7 @@ class StoreFolder:
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         with open(mark, "w") as file:
             json.dump(self._identity, file)
+        self.fresh = True
         return why
 
     def condemn(self) -> None:
@@ -54,6 +57,8 @@ class StoreFolder:
 
     def wipe(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        if os.path.lexists(self.path):
+            raise StorageError(f"cannot remove the working store {self.path}; remove it by hand", path=self.path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._marker)
 

@@ -272,17 +272,15 @@ class _Opener:
         """Apply, or read through, what the copy lacks; rebuild it where that cannot be done."""
         found = backend.version()
         if found is None:
+            if folder is not None and not folder.fresh:  # left by a build that was cut off
+                return self._rebuild(part, self._replaced(part, backend, folder))
             return self._rebuild(part, backend)
         run, epoch, commit = _parse_version(found)
         self._refuse_if_overtaken(run, epoch)
         current = (epoch, commit) == (self.context.parent, self.context.parent_commit)
         missing = [handle for handle in self.chain if handle.epoch > epoch]
         if not current and (self.lineage.get(epoch) != commit or any(handle.snapshot for handle in missing)):
-            backend.close()
-            if folder is not None:
-                folder.wipe()
-                folder.prepare()
-            return self._rebuild(part, self.kind(f"{self.base}-{part}"))
+            return self._rebuild(part, self._replaced(part, backend, folder))
         self.report.how = "warm" if current else "caught-up"
         layered = part == VALUES and not self.kind.resident
         if layered and self._may_wait(epoch, missing):
@@ -290,6 +288,14 @@ class _Opener:
         if not current:
             self._catch_up(part, backend, missing)
         return backend, self._sections(part, self._newest()) if layered else ()
+
+    def _replaced(self, part: str, backend: StateBackend, folder: StoreFolder | None) -> StateBackend:
+        """An empty copy in place of one that cannot be used."""
+        backend.close()
+        if folder is not None:
+            folder.wipe()
+            folder.prepare()
+        return self.kind(f"{self.base}-{part}")
 
     def _refuse_if_overtaken(self, run: int, epoch: int) -> None:
         mine = self.context

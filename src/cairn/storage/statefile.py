@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import xxhash
 
-from cairn.errors import CorruptFileError
+from cairn.errors import CorruptFileError, EpochFailedError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import Storage
 
@@ -38,6 +38,7 @@ END = b"ETATS\x00\x00\x01"
 _TAIL = 4 + 8 + len(END)
 _ALIGN = 64
 _MAX_FOOTER = 64 << 20
+MAX_COLUMN_BYTES = 2000 << 20
 
 ARROW_STORAGE = {
     Storage.INT: pa.int64(),
@@ -185,8 +186,13 @@ def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
 def sorted_table(columns: dict[str, pa.Array | Sequence[object]]) -> pa.Table:
     """A section's table from unsorted columns, in the order that state files promise: nulls of `entry` first."""
     table = pa.table(columns)
+    if max(column.nbytes for column in table.columns) >= MAX_COLUMN_BYTES:
+        raise EpochFailedError(
+            f"one epoch changed more than {MAX_COLUMN_BYTES >> 20} MiB of one state in one subtask; raise the "
+            "parallelism, or let fewer rows into an epoch (maxFilesPerTrigger, maxOffsetsPerTrigger)"
+        )
     keys = [("key", "ascending", "at_end")]
     if "entry" in columns:
         keys.append(("entry", "ascending", "at_start"))
-        return table.take(pc.sort_indices(table, sort_keys=keys))
-    return table.take(pc.sort_indices(table.column("key")))
+        return table.take(pc.sort_indices(table, sort_keys=keys)).combine_chunks()
+    return table.take(pc.sort_indices(table.column("key"))).combine_chunks()
