@@ -50,7 +50,6 @@ def local_session(settings: Mapping[str, str]) -> SparkSession:
         "spark.master": "local[*,4]",
         "spark.scheduler.mode": "FAIR",
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "2g",

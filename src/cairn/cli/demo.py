@@ -97,11 +97,11 @@ class _Demo:
         out.line()
         out.line(f"{'epoch':>6} {'rows':>10} {'keys':>8} {'bytes':>12} {'ms':>8}")
         with _Job(self._place, self._epochs, self._rows) as job:
-            committed = -1
             for event in job.events(until=lambda: self._is_being_written(victim)):
-                committed = self._tell(event, committed)
+                self._tell(event)
             killed = job.kill()
-        out.line(f"       kill -9 of all {killed} processes of the job, in the middle of epoch {victim}")
+        when = "right after the commit" if self._is_committed(victim) else "in the middle"
+        out.line(f"       kill -9 of all {killed} processes of the job, {when} of epoch {victim}")
         out.line("       starting it again ...")
         with _Job(self._place, self._epochs, self._rows) as job:
             for event in job.events():
@@ -109,21 +109,25 @@ class _Demo:
                     restored = event["restored"]
                     whence = "empty state" if restored is None else f"epoch {restored}, the last committed one"
                     out.line(f"       run {event['run']} goes on from {whence}")
-                committed = self._tell(event, committed)
+                self._tell(event)
         out.line()
         return report(self._place, self._epochs * self._rows, out)
 
-    def _tell(self, event: dict[str, Any], committed: int) -> int:
+    def _tell(self, event: dict[str, Any]) -> None:
         epoch = int(event.get("epoch", -1))
         if event["event"] != "epoch" or epoch >= self._epochs:
-            return committed
+            return
         if event["again"]:
             self._out.line(f"{epoch:>6} was committed before the kill; its output is published now")
         else:
             self._out.line(
                 f"{epoch:>6} {event['rows']:>10,} {event['keys']:>8,} {event['bytes']:>12,} {event['ms']:>8,}"
             )
-        return max(committed, epoch)
+
+    def _is_committed(self, epoch: int) -> bool:
+        from cairn.storage.layout import epoch_path
+
+        return (self._place / "jobs" / JOB / epoch_path(epoch)).exists()
 
     def _is_being_written(self, epoch: int) -> bool:
         """True once tasks of the epoch write their output, which is before its commit."""

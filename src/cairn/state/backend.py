@@ -67,7 +67,7 @@ class StateBackend(ABC):
     def scan(self, table: str, prefix: bytes = b"", start: bytes = b"") -> Iterator[Put]:
         """All pairs whose key begins with `prefix` and is not below `start`, in ascending key order.
 
-        The result is that of one moment: changes applied while it is read are either all in it or not at all.
+        The result is that of one moment. It is read to its end, or dropped, before the next `apply`.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class StateBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. No call follows."""
+        """Release everything. No call follows but perhaps another `close`, which does nothing."""
 
     def count(self, table: str) -> int:
         """Number of pairs in a table."""

@@ -44,6 +44,7 @@ class RocksDBBackend(StateBackend):
                 raise StorageError(f"another process has the RocksDB working store {folder} open: {text}") from error
             raise DamagedStoreError(f"the RocksDB working store in {folder} cannot be opened: {text}") from error
         self._write = WriteOptions()
+        self._closed = False
 
     @staticmethod
     def _prefix(table: str) -> bytes:
@@ -114,7 +115,9 @@ class RocksDBBackend(StateBackend):
         return total
 
     def close(self) -> None:
-        self._db.close()
+        if not self._closed:
+            self._closed = True
+            self._db.close()
 
 
 def _after(prefix: bytes) -> bytes:

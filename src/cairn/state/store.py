@@ -335,6 +335,14 @@ class _Opener:
     def _rebuild(self, part: str, backend: StateBackend) -> _Ready:
         """Load the whole chain, oldest first, in portions; the copy has no version until the last one is in."""
         self.report.how = "rebuilt" if self.chain else "empty"
+        try:
+            self._load(part, backend)
+        except BaseException:
+            backend.close()
+            raise
+        return backend, ()
+
+    def _load(self, part: str, backend: StateBackend) -> None:
         pending: list[TableChanges] = []
         rows = 0
         for handle in self.chain:
@@ -346,7 +354,6 @@ class _Opener:
                     backend.apply(pending, None)
                     pending, rows = [], 0
         backend.apply(pending, self.wanted)
-        return backend, ()
 
 
 def _newest_values(changes: Sequence[TableChanges]) -> list[TableChanges]:

@@ -345,6 +345,12 @@ class StateBackendConformance:
         assert backend.size_bytes() > 0
         backend.close()
 
+    def test_closing_twice_is_fine(self, tmp_path: Path) -> None:
+        backend = self.make_backend(str(tmp_path))
+        self._put(backend, [(b"a", b"1")])
+        backend.close()
+        backend.close()
+
     def test_growing_and_shrinking(self, tmp_path: Path) -> None:
         """Freed space at the end of a file is no damage."""
         backend = self.make_backend(str(tmp_path))

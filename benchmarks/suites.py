@@ -1,0 +1,137 @@
+"""What is measured together in one child process, and what is checked with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks import jobs, spark_native
+from benchmarks.measure import Bench, Plan, Variant
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Variants that share one JVM and take turns in it."""
+
+    variants: dict[str, Variant]
+    rounds: Callable[[Plan], int]
+    prepare: Callable[[Bench], None] | None = None
+    once: dict[str, Variant] = field(default_factory=dict)
+    """Variants that are measured before the others take turns."""
+    once_rounds: Callable[[Plan], int] = lambda plan: plan.cold_starts
+
+
+SUITES = {
+    "throughput": Suite(
+        {
+            "limit": jobs.limit,
+            "process-lmdb": jobs.process_lmdb,
+            "process-hashmap": jobs.process_hashmap,
+            "process-rocksdb": jobs.process_rocksdb,
+            "process-batch": jobs.process_batch,
+            "sum": jobs.builtin_sum,
+            "sql-sum": spark_native.sql_sum,
+            "limit-nested": jobs.limit_nested,
+            "map-state": jobs.map_state,
+            "list-state": jobs.list_state,
+        },
+        lambda plan: plan.rounds,
+    ),
+    "small": Suite({"limit-small": jobs.limit_small, "process-small": jobs.process_small}, lambda plan: plan.rounds),
+    "native": Suite(
+        {
+            "process-lmdb-full": jobs.process_lmdb,
+            "process-native-size": jobs.process_native_size,
+            "transform-pandas": spark_native.transform_in_pandas,
+            "transform-rows": spark_native.transform_rows,
+            "apply-pandas": spark_native.apply_in_pandas,
+        },
+        lambda plan: plan.native_rounds,
+    ),
+    "stored": Suite(
+        {
+            "touch-few-lmdb": jobs.touch_few_lmdb,
+            "touch-many-lmdb": jobs.touch_many_lmdb,
+            "touch-few-rocksdb": jobs.touch_few_rocksdb,
+            "touch-many-rocksdb": jobs.touch_many_rocksdb,
+        },
+        lambda plan: plan.touched_rounds,
+        prepare=jobs.fill,
+        once={"cold-start": jobs.cold_start},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    suite: str
+    measures: str
+    ours: str
+    against: str
+    """The series beside it; empty where the target is a plain number."""
+    kind: str
+    """`rate`: our rows per second by theirs. `slower`: our time by theirs. `added`: our time less theirs, in
+    milliseconds. `plain`: the value itself, in keys per second."""
+    target: float
+    same_size: str = ""
+    """For `rate`: a series of ours on exactly their workload, told as a detail."""
+
+    @property
+    def at_most(self) -> bool:
+        return self.kind in ("slower", "added")
+
+    def needs(self) -> set[str]:
+        return {self.ours, self.against, self.same_size} - {""}
+
+
+def checks(plan: Plan) -> list[Check]:
+    full = f"{plan.rows:,} rows, {plan.keys:,} keys"
+    nested = f"{plan.rows:,} rows, {plan.nested_keys:,} keys"
+    native = f"{plan.native_rows:,} rows, {plan.native_keys:,} keys"
+    record = f"process with ValueState, {full}"
+    touched = f"{plan.touched:,} keys touched, {plan.stored:,} stored against {plan.stored_few:,}"
+    return [
+        Check("process-lmdb", "throughput", record, "process-lmdb", "limit", "rate", 0.65),
+        Check("process-hashmap", "throughput", record, "process-hashmap", "limit", "rate", 0.65),
+        Check("process-rocksdb", "throughput", record, "process-rocksdb", "limit", "rate", 0.45),
+        Check("process-batch", "throughput", f"process_batch, {full}", "process-batch", "limit", "rate", 0.85),
+        Check("sum", "throughput", f"built-in sum, {full}", "sum", "limit", "rate", 0.85),
+        Check(
+            "process-sql", "throughput", f"process against groupBy().agg(sum), {full}",
+            "process-lmdb", "sql-sum", "rate", 1.2,
+        ),
+        Check("sum-sql", "throughput", f"sum against groupBy().agg(sum), {full}", "sum", "sql-sum", "rate", 1.6),
+        Check(
+            "map-state", "throughput", f"MapState get and put, {plan.map_entries} entries a key, {nested}",
+            "map-state", "limit-nested", "rate", 0.35,
+        ),
+        Check("list-state", "throughput", f"ListState add, {nested}", "list-state", "limit-nested", "rate", 0.35),
+        Check(
+            "small-epoch", "small", f"what cairn adds to an epoch of {plan.small_rows} rows",
+            "process-small", "limit-small", "added", 60.0,
+        ),
+        Check(
+            "transform-pandas", "native", f"process against transformWithStateInPandas ({native})",
+            "process-lmdb-full", "transform-pandas", "rate", 40.0, "process-native-size",
+        ),
+        Check(
+            "transform-rows", "native", f"process against transformWithState ({native})",
+            "process-lmdb-full", "transform-rows", "rate", 15.0, "process-native-size",
+        ),
+        Check(
+            "apply-pandas", "native", f"process against applyInPandasWithState ({native})",
+            "process-lmdb-full", "apply-pandas", "rate", 25.0, "process-native-size",
+        ),
+        Check("touched-lmdb", "stored", f"lmdb, {touched}", "touch-many-lmdb", "touch-few-lmdb", "slower", 1.5),
+        Check(
+            "touched-rocksdb", "stored", f"rocksdb, {touched}",
+            "touch-many-rocksdb", "touch-few-rocksdb", "slower", 1.5,
+        ),
+        Check(
+            "cold-start", "stored", f"keys restored into an empty working store, {plan.stored:,} stored, lmdb",
+            "cold-start", "", "plain", 1e6,
+        ),
+    ]  # fmt: skip
