@@ -14,7 +14,7 @@ _HOMES = {
     "cairn.api.environment": ("StreamExecutionEnvironment",),
     "cairn.api.stream": ("DataStream", "KeyedStream"),
     "cairn.api.job": ("JobHandle", "JobStatus"),
-    "cairn.api.sinks": ("FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
+    "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
     "cairn.errors": (
         "CairnError", "CorruptFileError", "EpochFailedError", "FencedError", "IncompatibleStateError", "InternalError",
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cairn.api.backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
-    from cairn.api.sinks import FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
+    from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream, KeyedStream
     from cairn.errors import (
         CairnError,
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AggregateFunction",
     "AggregatingStateDescriptor",
+    "BaseSink",
     "BatchContext",
     "CairnError",
     "CorruptFileError",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
 from cairn.api.recovery import Recovered
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.epochs import EpochReport
-from cairn.errors import CairnError, EpochFailedError, from_traceback
+from cairn.errors import CairnError, EpochFailedError, FencedError, from_traceback
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import Runs
 
 _log = logging.getLogger("cairn.job")
 
@@ -66,10 +70,24 @@ class JobHandle:
         self._listeners.append(listener)
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the job has ended, at most `timeout` seconds; True if it has. A failed job raises its error."""
+        """Wait until the job has ended, at most `timeout` seconds; True if it has. A failed job raises its error.
+
+        Ctrl-C while waiting cancels the job: the running epoch is finished first. A second one gives it up.
+        """
+        with _interrupts() as interrupted:
+            try:
+                return self._await(timeout, interrupted)
+            except KeyboardInterrupt:
+                _log.warning("interrupted: job %s stops after its running epoch", self.name)
+                self.cancel()
+                raise
+
+    def _await(self, timeout: float | None, interrupted: Callable[[], bool]) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._query.isActive:
-            left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+            if interrupted():
+                raise KeyboardInterrupt
+            left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if left <= 0:
                 return False
             try:
@@ -118,11 +136,19 @@ class JobHandle:
         if isinstance(own, CairnError):
             return own
         text = f"{own}\n{spark_error}"
-        carried = from_traceback(text)
+        carried = from_traceback(text) or self._overtaken()
         if carried is None:
             carried = EpochFailedError(f"job '{self.name}' failed: {_first_lines(str(own or spark_error))}")
         carried.__cause__ = own if own is not None else spark_error
         return carried
+
+    def _overtaken(self) -> FencedError | None:
+        """Spark finds out by itself that someone else writes its log; the cause is a newer run of this job."""
+        try:
+            Runs(LocalFileSystem(self.directory)).check(self.run)
+        except FencedError as error:
+            return error
+        return None
 
     # Called by the environment.
 
@@ -173,6 +199,30 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"<job {self.job_id!r} run {self.run}: {self.status().value}>"
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Says whether Ctrl-C was pressed; a second one raises at once.
+
+    PySpark's own handler would cancel the Spark jobs of the running epoch, and an exception in the middle of a call to
+    the JVM would break the connection.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    pressed = threading.Event()
+
+    def note(number: int, frame: Any) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _first_lines(text: str) -> str:

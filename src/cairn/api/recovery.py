@@ -51,7 +51,7 @@ def recover(
     """Take the job over and find its newest committed epoch."""
     identity = load_identity(files)
     if identity is None:
-        if os.path.isdir(files.root) and os.listdir(files.root):
+        if os.path.isdir(files.root) and any(not entry.endswith(".tmp") for entry in os.listdir(files.root)):
             raise InvalidInputError(
                 f"{files.root} is not empty and holds no cairn job; choose another job name or directory, or move what "
                 "is there away",

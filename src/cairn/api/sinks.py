@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError
+from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
@@ -102,7 +102,11 @@ class FileSink(BaseSink):
                     f"gone and {target} is not there; its rows can be had again only by replaying the epoch elsewhere",
                     path=source,
                 )
-            self._files.move(source, target)
+            try:
+                self._files.move(source, target)
+            except (FileExistsError, StorageError):
+                if not self._files.exists(target):  # else: an overtaken run published the same file just now
+                    raise
         self._forget_until(epoch)
 
     def _forget_until(self, epoch: int) -> None:

@@ -62,7 +62,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
     """The manifest in these bytes. Tells apart what was never finished, what is damaged, and what is too new."""
-    if len(data) < _HEAD or len(data) < _HEAD + int.from_bytes(data[_HEAD - 4 : _HEAD], "little"):
+    body = data[_HEAD:]
+    intact = xxhash.xxh3_64_digest(body) == data[len(_MAGIC) + 1 : _HEAD - 4]
+    if len(data) < _HEAD or (not intact and len(body) < int.from_bytes(data[_HEAD - 4 : _HEAD], "little")):
         raise IncompleteManifestError(f"manifest {name} is cut short after {len(data)} bytes", path=name)
     if not data.startswith(_MAGIC):
         raise CorruptFileError(f"{name} is no manifest of cairn", path=name)
@@ -73,8 +75,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
             "Use the release that wrote it or a newer one; nothing was changed.",
             path=name,
         )
-    body = data[_HEAD:]
-    if xxhash.xxh3_64_digest(body) != data[len(_MAGIC) + 1 : _HEAD - 4]:
+    if not intact:
         raise CorruptFileError(f"manifest {name} does not match its checksum", path=name)
     try:
         manifest = _decode(body)
@@ -168,8 +169,10 @@ class Runs:
 
     def take(self, parallelism: int, now_ms: int) -> RunRecord:
         """Become the newest run. From here on every older one stops at its next commit."""
+        number = 0
         while True:
-            record = RunRecord(self.newest() + 1, socket.gethostname(), os.getpid(), now_ms, parallelism)
+            number = max(self.newest(), number) + 1  # a listing may lag behind what is there
+            record = RunRecord(number, socket.gethostname(), os.getpid(), now_ms, parallelism)
             try:
                 self.files.create(layout.run_path(record.run), msgspec.json.encode(record))
                 return record

@@ -1,0 +1,84 @@
+"""The programs in the documentation do what the text around them says."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from cairn import FileSink, ForeachEpochSink, StreamExecutionEnvironment
+
+DOCS = Path(__file__).parents[2] / "docs"
+EVENTS = 60
+pytestmark = pytest.mark.spark
+
+
+def block(page: str, holding: str) -> str:
+    """The one Python block of a page that holds a text."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    (found,) = [text for text in blocks if holding in text]
+    return str(found)
+
+
+def environment(spark: SparkSession, folder: Path) -> StreamExecutionEnvironment:
+    config = {
+        "execution.checkpointing.dir": str(folder / "jobs"),
+        "execution.checkpointing.local-backup.dirs": str(folder / "stores"),
+        "parallelism.default": 2,
+    }
+    return StreamExecutionEnvironment.get_execution_environment(spark, config).set_trigger(available_now=True)
+
+
+def payments(spark: SparkSession) -> DataFrame:
+    """One epoch of rows that follow from their number."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", EVENTS).load()
+    return source.selectExpr("concat('u', value % 3) AS user", "value AS amount")
+
+
+def test_process_batch_adds_up(spark: SparkSession, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path)
+    names: dict[str, Any] = {"keyed": env.from_df(payments(spark)).key_by("user"), "__name__": "docs"}
+    exec(block("state.md", "process_batch").replace("keyed.process_batch", "totals = keyed.process_batch"), names)
+    names["totals"].sink_to(FileSink(str(tmp_path / "out")), uid="out")
+    env.execute("totals")
+    found = {(row.user, row.total) for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    assert found == {(f"u{user}", sum(range(user, EVENTS, 3))) for user in range(3)}
+
+
+def test_own_sink_publishes_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(block("sinks.md", "class SqliteSink"), names)
+    database = tmp_path / "result.db"
+    for epochs in (1, 2):
+        env = environment(spark, tmp_path)
+        sink = names["SqliteSink"](str(database), "counts")
+        env.from_df(payments(spark)).key_by("user").count(uid="counts").sink_to(sink, uid="sqlite")
+        env.execute("counts")
+        with sqlite3.connect(database) as db:
+            sink.commit(str(tmp_path / "gone"), epochs - 1)  # as after a crash: must change nothing
+            rows = db.execute("SELECT * FROM counts ORDER BY 1, 2").fetchall()
+        db.close()
+        assert rows == [(f"u{user}", n) for user in range(3) for n in range(1, epochs * EVENTS // 3 + 1)]
+
+
+def test_idempotent_function_may_run_twice(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = environment(spark, tmp_path)
+    counts = env.from_df(payments(spark)).key_by("user").count(uid="counts")
+
+    def twice(frame: DataFrame, epoch: int) -> None:
+        names["replace_epoch"](frame, epoch)
+        names["replace_epoch"](frame, epoch)
+
+    names: dict[str, Any] = {"__name__": "docs", "totals": None}
+    exec(
+        block("sinks.md", "def replace_epoch").split("totals.sink_to")[0].replace("result/", f"{tmp_path}/result/"),
+        names,
+    )
+    counts.sink_to(ForeachEpochSink(twice), uid="result")
+    env.execute("counts")
+    assert spark.read.parquet(str(tmp_path / "result")).count() == EVENTS
