@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from cairn.cli.doctor import Check, Status
 from cairn.cli.output import ExitCode, Output, exit_code, remedy, wants_colour
 from cairn.cli.run import job_config, parse_settings
 
-HELP_BUDGET_SECONDS = 0.3
 VARIABLES_OF_OURS = ("CAIRN_CONFIG", "CAIRN_DEBUG")
 
 
@@ -47,19 +45,10 @@ def job(folder: Path, text: str) -> Path:
 # ---------------------------------------------------------------- the program
 
 
-def test_help_answers_within_its_budget() -> None:
-    cairn("--help")  # compiles what is not compiled yet
-
-    def seconds() -> float:
-        began = time.perf_counter()
-        answer = cairn("--help")
-        took = time.perf_counter() - began
-        assert answer.returncode == 0, answer.stderr
-        assert "doctor" in answer.stdout
-        return took
-
-    # The best of several: other work on the machine is not the program's fault.
-    assert min(seconds() for _ in range(5)) < HELP_BUDGET_SECONDS
+def test_help_names_the_commands() -> None:
+    answer = cairn("--help")
+    assert answer.returncode == 0, answer.stderr
+    assert all(command in answer.stdout for command in ("demo", "doctor", "run"))
 
 
 def test_help_imports_neither_spark_nor_arrow() -> None:

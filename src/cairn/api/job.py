@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from cairn.api.recovery import Recovered
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.epochs import EpochReport
-from cairn.errors import CairnError, EpochFailedError, FencedError, from_traceback
+from cairn.errors import CairnError, EpochFailedError, FencedError, IncompatibleStateError, from_traceback
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
 
@@ -136,7 +137,7 @@ class JobHandle:
         if isinstance(own, CairnError):
             return own
         text = f"{own}\n{spark_error}"
-        carried = from_traceback(text) or self._overtaken()
+        carried = from_traceback(text) or self._overtaken() or _other_sources(text)
         if carried is None:
             carried = EpochFailedError(f"job '{self.name}' failed: {_first_lines(str(own or spark_error))}")
         carried.__cause__ = own if own is not None else spark_error
@@ -223,6 +224,17 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         yield pressed.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _other_sources(text: str) -> IncompatibleStateError | None:
+    found = re.search(r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\]", text)
+    if found is None:
+        return None
+    return IncompatibleStateError(
+        f"the job was started with {found.group(1)} source(s) and now has {found.group(2)}; their positions are kept "
+        "by number, so it cannot go on. Read as many sources as before: a stream that feeds two branches counts twice, "
+        "and the first operator with on_timer adds one. The stored state is intact.",
+    )
 
 
 def _first_lines(text: str) -> str:

@@ -221,7 +221,8 @@ def compaction_job(spark: SparkSession, job_dir: str, run: int) -> Any:
 
     def job(manifest: Manifest, operator: OperatorState, ranges: Sequence[KeyGroupRange]) -> list[StateHandle]:
         context = spark.sparkContext
-        work = [(job_dir, manifest.epoch, operator.uid, r.start, r.end, run) for r in ranges]
+        told = msgspec.msgpack.encode(operator)
+        work = [(job_dir, manifest.epoch, manifest.time_ms, told, r.start, r.end, run) for r in ranges]
         context.setLocalProperty("spark.scheduler.pool", POOL)
         found = context.parallelize(work, len(work)).map(compact_range).collect()
         return [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]

@@ -165,7 +165,7 @@ class StateDescriptor:
     kind: StateKind
 
     def __init__(self, name: str, value_type: DataType | str | None) -> None:
-        if not _NAME.fullmatch(str(name)):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]
             raise InvalidInputError(
                 f"a state name is 1 to 128 letters, digits, blanks, '_', '-' or '.', starting with a letter or digit; "
                 f"not {name!r}"

@@ -247,6 +247,8 @@ def array_type(item: DataType) -> DataType:
 
 def map_type(key: DataType, value: DataType) -> DataType:
     ddl = f"map<{key.ddl},{value.ddl}>"
+    if not _hashable(key):
+        raise InvalidInputError(f"{key.ddl} cannot be the key of a map: Python has no dict with such keys")
     pack_key, unpack_key = _pack_of(key), _unpack_of(key)
     pack_value, unpack_value = _pack_of(value), _unpack_of(value)
 
@@ -256,6 +258,10 @@ def map_type(key: DataType, value: DataType) -> DataType:
         return [[pack_key(k), pack_value(v)] for k, v in entries.items()]
 
     return _nested(ddl, pack, lambda packed: {unpack_key(k): unpack_value(v) for k, v in packed}, items=(key, value))
+
+
+def _hashable(dtype: DataType) -> bool:
+    return not dtype.items and all(_hashable(inner) for _, inner in dtype.fields)
 
 
 def struct_type(fields: Sequence[tuple[str, DataType]]) -> DataType:

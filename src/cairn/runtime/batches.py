@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import InternalError, InvalidInputError, UserFunctionError
+from cairn.model.keygroups import KeyGroupRange
 from cairn.state.codec import KeyCodec, with_groups
 from cairn.state.slots import KeySlots
 
@@ -27,6 +28,16 @@ def subtask_of_batch(batch: pa.RecordBatch, parallelism: int, max_parallelism: i
     if len(subtasks) != 1 or groups.null_count:
         raise InternalError(f"rows of subtasks {sorted(subtasks)} came to one task; the shuffle went wrong")
     return int(subtasks.pop())
+
+
+def check_groups(batch: pa.RecordBatch, owned: KeyGroupRange) -> None:
+    """Rows of key groups that the task does not own must never reach its state."""
+    low, high = (part.as_py() for part in pc.min_max(batch.column(batch.num_columns - 1)).values())
+    if low < owned.start or high > owned.end:
+        raise InternalError(
+            f"rows of key groups {low} to {high} came to the task that owns {owned.start} to {owned.end}; "
+            "the shuffle went wrong"
+        )
 
 
 def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

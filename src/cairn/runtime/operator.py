@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -271,6 +272,12 @@ class ProcessOperator:
 
     def close(self) -> None:
         with self._explained("close()"):
+            self._function.close()
+
+    def abandon(self) -> None:
+        """Close the function after a failure, which is what the user must hear of, not what this may raise."""
+        self._slots.current[0] = None
+        with suppress(Exception):
             self._function.close()
 
     def _explained(self, where: str) -> _Explained:

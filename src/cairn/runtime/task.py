@@ -22,7 +22,7 @@ from cairn.errors import EpochFailedError, IncompatibleStateError
 from cairn.model.ddl import parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
-from cairn.runtime.batches import chunks, subtask_of_batch
+from cairn.runtime.batches import check_groups, chunks, subtask_of_batch
 from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.registry import StateRegistry
 from cairn.runtime.vectorised import BatchOperator
@@ -109,20 +109,25 @@ def _run(
         kind = BatchOperator if spec.vectorised else ProcessOperator
         operator = kind(spec, codec, registry, context, subtask, attempt, timings)
         rows_in = rows_out = 0
-        for output in operator.fire_timers():
-            rows_out += output.num_rows
-            yield output
-        since = time.perf_counter()
-        for chunk in chunks(_chained(held, incoming)):
-            since = timings.add("fetch", since)
-            rows_in += chunk.num_rows
-            for output in operator.process(chunk):
+        try:
+            for output in operator.fire_timers():
                 rows_out += output.num_rows
-                since = time.perf_counter()
                 yield output
-                timings.add("emit", since)
-            gc.collect(0)
             since = time.perf_counter()
+            for chunk in chunks(_chained(held, incoming)):
+                since = timings.add("fetch", since)
+                check_groups(chunk, groups)
+                rows_in += chunk.num_rows
+                for output in operator.process(chunk):
+                    rows_out += output.num_rows
+                    since = time.perf_counter()
+                    yield output
+                    timings.add("emit", since)
+                gc.collect(0)
+                since = time.perf_counter()
+        except BaseException:
+            operator.abandon()
+            raise
         operator.close()
 
         # 4. durable changes

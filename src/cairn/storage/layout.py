@@ -38,7 +38,7 @@ def slug(name: str) -> str:
 
 def checked(name: str, what: str) -> str:
     """A name that becomes part of a path: an allow-list, so that nothing can point outside."""
-    if not _SAFE.fullmatch(str(name)):
+    if not isinstance(name, str) or not _SAFE.fullmatch(name):  # type: ignore[redundant-expr]
         raise InvalidInputError(
             f"{what} {name!r} cannot be used: take 1 to 128 letters, digits, '_', '-' or '.', "
             "starting with a letter or digit",

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import xxhash
 
-from cairn.errors import CorruptFileError, EpochFailedError
+from cairn.errors import CorruptFileError, EpochFailedError, StorageError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import Storage
 
@@ -149,6 +149,8 @@ class StateFile:
             raise CorruptFileError(f"state file {path} is missing", path=path) from None
         except ValueError:
             raise CorruptFileError(f"state file {path} is damaged: it is empty", path=path) from None
+        except OSError as error:
+            raise StorageError(f"cannot read state file {path}: {error.strerror or error}", path=path) from error
         return cls(mapped, path, checksum, size)
 
     def _bytes(self, offset: int, length: int) -> bytes:

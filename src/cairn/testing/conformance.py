@@ -196,7 +196,7 @@ class StateBackendConformance:
     def test_long_keys(self, tmp_path: Path) -> None:
         backend = self.make_backend(str(tmp_path))
         model = {key: b"%d" % number for number, key in enumerate(long_keys())}
-        model |= {key: b"" for key in ODD_KEYS}
+        model |= dict.fromkeys(ODD_KEYS, b"")
         self._put(backend, model.items())
         self._is(backend, model)
         backend = self._reopened(backend, tmp_path)
@@ -213,7 +213,16 @@ class StateBackendConformance:
         backend = self.make_backend(str(tmp_path))
         model = {key: b"%d" % number for number, key in enumerate(long_keys())} | {b"j": b"j", b"l": b"l"}
         self._put(backend, model.items())
-        for prefix in [b"k", b"k" * 399, b"k" * 400, b"k" * 401, b"k" * 500, b"k" * 511, b"k" * 5000, b"k" * 500 + b"1"]:
+        for prefix in [
+            b"k",
+            b"k" * 399,
+            b"k" * 400,
+            b"k" * 401,
+            b"k" * 500,
+            b"k" * 511,
+            b"k" * 5000,
+            b"k" * 500 + b"1",
+        ]:
             expected = sorted(pair for pair in model.items() if pair[0].startswith(prefix))
             assert list(backend.scan("t", prefix)) == expected
             for start in (expected[len(expected) // 2][0], expected[-1][0], expected[-1][0] + b"\x00"):
@@ -253,7 +262,7 @@ class StateBackendConformance:
 
     def test_scans_by_prefix_and_start(self, tmp_path: Path) -> None:
         backend = self.make_backend(str(tmp_path))
-        model = {key: b"v" for key in ODD_KEYS}
+        model = dict.fromkeys(ODD_KEYS, b"v")
         self._put(backend, model.items())
         for prefix in [b"", b"\x00", b"a", b"a\x00", b"\xff", b"\xff\xff", b"b", b"\xff\xff\xff\xff"]:
             for start in [b"", b"\x00", b"a", b"a\x00a", b"b", b"\xff\xff", b"\xff\xff\xff\xff"]:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -335,7 +335,7 @@ class KeyedProcessHarness:
         """What each committed epoch did, newest last."""
         self._start()
 
-    def __enter__(self) -> KeyedProcessHarness:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -526,8 +526,9 @@ def local_compaction(job_dir: str, run: int) -> Any:
         manifest: Manifest, operator: OperatorState, ranges: Sequence[keygroups.KeyGroupRange]
     ) -> list[StateHandle]:
         found: list[StateHandle] = []
+        told = msgspec.msgpack.encode(operator)
         for groups in ranges:
-            work = (job_dir, manifest.epoch, operator.uid, groups.start, groups.end, run)
+            work = (job_dir, manifest.epoch, manifest.time_ms, told, groups.start, groups.end, run)
             found += [msgspec.msgpack.decode(raw, type=StateHandle) for raw in compact_range(work)]
         return found
 

@@ -1,0 +1,149 @@
+"""Clean-up: only what no manifest needs, and only from what manifests say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.errors import CorruptFileError
+from cairn.model.manifest import Manifest, OperatorState, StateHandle
+from cairn.storage.cleanup import expire, orphans, plan_expiry, sweep
+from cairn.storage.filesystem import FileInfo, LocalFileSystem
+from cairn.storage.manifests import ManifestStore
+from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, truncate
+
+
+def handle(epoch: int, path: str = "") -> StateHandle:
+    return StateHandle(epoch, 0, 127, 1, "x", path)
+
+
+def manifest(epoch: int, *chain: StateHandle) -> Manifest:
+    operators = [OperatorState("op", "op", 1, "k string", [], list(chain))]
+    return Manifest("j", "i", epoch, f"c{epoch}", 1, epoch - 1, 128, "", 0, 0, operators, [], {})
+
+
+def test_files_live_as_long_as_a_retained_manifest_names_them() -> None:
+    known = {
+        0: manifest(0, handle(0, "f0")),
+        1: manifest(1, handle(0, "f0"), handle(1, "f1")),
+        2: manifest(2, handle(1, "snap")),
+        3: manifest(3, handle(1, "snap"), handle(3, "f3")),
+    }
+    assert plan_expiry(known, 2).epochs == (0, 1)
+    assert plan_expiry(known, 2).files == ("f0", "f1")
+    assert plan_expiry(known, 3).epochs == (0,)
+    assert plan_expiry(known, 3).files == ()
+    assert plan_expiry(known, 10).epochs == ()
+    assert plan_expiry({}, 2).files == ()
+
+
+def test_a_manifest_stays_for_its_inlined_bytes() -> None:
+    known = {0: manifest(0, handle(0)), 1: manifest(1, handle(0), handle(1, "f1")), 2: manifest(2, handle(0))}
+    plan = plan_expiry(known, 1)
+    assert plan.epochs == (1,)
+    assert plan.files == ("f1",)
+
+
+def build(
+    folder: Path, chain_length: int, epochs: int, files: object = None
+) -> tuple[ManifestStore, dict[int, Manifest]]:
+    """A job in which every third delta is inlined and the chain is cut now and then."""
+    store = ManifestStore(LocalFileSystem(str(folder)))
+    known: dict[int, Manifest] = {}
+    chain: list[StateHandle] = []
+    for epoch in range(epochs):
+        if len(chain) >= chain_length:
+            chain = [handle(epoch - 1, f"shared/op/{epoch}.snapshot.state")]
+            store.files.create(chain[0].path, b"s")
+        path = "" if epoch % 3 == 0 else f"shared/op/{epoch}.state"
+        if path:
+            store.files.create(path, b"d")
+        chain = [*chain, handle(epoch, path)]
+        known[epoch] = manifest(epoch, *chain)
+        store.publish(known[epoch])
+    return store, known
+
+
+def is_whole(store: ManifestStore, retained: int) -> None:
+    """Every retained manifest finds all that it needs."""
+    epochs = store.epochs()
+    for epoch in epochs[-retained:]:
+        loaded = store.load(epoch)
+        assert all(store.files.exists(path) for path in loaded.files())
+        assert loaded.inline_epochs() <= set(epochs)
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 6))
+def test_what_is_retained_is_whole(chain_length: int, epochs: int, retained: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        store, known = build(Path(folder), chain_length, epochs)
+        expire(store, known, retained)
+        is_whole(store, retained)
+        left = {info.path for info in store.files.walk("shared")}
+        needed = set().union(*(store.load(epoch).files() for epoch in store.epochs()[-retained:]))
+        assert left == needed
+        assert expire(store, known, retained) == 0
+
+
+def test_a_crash_at_every_delete_leaves_what_is_retained_whole(tmp_path: Path) -> None:
+    """C8."""
+    number = 0
+    while True:
+        number += 1
+        store, known = build(tmp_path / str(number), 3, 12)
+        faulty = FaultyFileSystem(store.files, FaultPlan([Fault("crash", call=number, after=bool(number % 2))]))
+        try:
+            expire(ManifestStore(faulty), known, 2)
+        except Crash:
+            is_whole(store, 2)
+            reread = {epoch: store.load(epoch) for epoch in store.epochs()}
+            expire(store, reread, 2)
+            is_whole(store, 2)
+            continue
+        break
+    assert number > 5
+
+
+def test_a_failed_delete_is_left_for_later(tmp_path: Path) -> None:
+    store, known = build(tmp_path, 3, 12)
+    faulty = FaultyFileSystem(store.files, FaultPlan([Fault("error", operation="delete", times=10_000)]))
+    assert expire(ManifestStore(faulty), known, 2) == 0
+    is_whole(store, 2)
+
+
+def test_orphans_are_old_and_unnamed() -> None:
+    present = [FileInfo("named", 1, 0.0), FileInfo("young", 1, 95.0), FileInfo("old", 1, 10.0)]
+    assert [info.path for info in orphans(present, [manifest(0, handle(0, "named"))], now=100.0, age_guard=10)] == [
+        "old"
+    ]
+
+
+def test_sweep(tmp_path: Path) -> None:
+    store, _ = build(tmp_path, 3, 6)
+    before = {info.path for info in store.files.walk("shared")}
+    for name in ("lost.state", ".x.tmp"):
+        (tmp_path / "shared" / "op" / name).write_bytes(b"x")
+    assert sweep(store.files) == []  # all young
+    for info in store.files.walk("shared"):
+        os.utime(tmp_path / info.path, (0, 0))
+    found = {info.path for info in sweep(store.files, dry_run=True)}
+    assert found == {"shared/op/lost.state", "shared/op/.x.tmp"}
+    assert {info.path for info in sweep(store.files)} == found
+    assert {info.path for info in store.files.walk("shared")} == before
+
+
+def test_nothing_is_swept_beside_an_unreadable_manifest(tmp_path: Path) -> None:
+    store, _ = build(tmp_path, 3, 6)
+    (tmp_path / "shared" / "op" / "lost.state").write_bytes(b"x")
+    truncate(tmp_path / "epochs" / f"{2:020d}", 30)
+    for info in store.files.walk("shared"):
+        os.utime(tmp_path / info.path, (0, 0))
+    with pytest.raises(CorruptFileError):
+        sweep(store.files)
+    assert (tmp_path / "shared" / "op" / "lost.state").exists()
