@@ -42,7 +42,6 @@ class Settings:
     compaction_chain: int = 32
     epochs_retained: int = 10
     show_values: bool = False
-    profile: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
 
@@ -110,7 +109,6 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "cairn.epochs.retained": ("epochs_retained", _integer(2, 100_000), "manifests that are kept; default 10"),
     "cairn.errors.show-values": ("show_values", _boolean, "show data in error messages; default false"),
-    "cairn.profile": ("profile", _boolean, "report where the time of each epoch goes; default false"),
 }  # fmt: skip
 ALIASES = {
     "state.checkpoints.dir": "execution.checkpointing.dir",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 import random
 import string
-import sys
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -22,28 +19,6 @@ pytestmark = pytest.mark.spark
 MAX_PARALLELISM = 128
 RANDOM_VALUES = 1000
 SEED = 20261115
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    before = os.environ.get("PYSPARK_PYTHON")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[1]")
-        .appName("keygroups")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
-    if before is None:
-        del os.environ["PYSPARK_PYTHON"]
-    else:
-        os.environ["PYSPARK_PYTHON"] = before
 
 
 def _integers(bits: int, rng: random.Random) -> list[int]:

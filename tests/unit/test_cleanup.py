@@ -21,9 +21,9 @@ def handle(epoch: int, path: str = "") -> StateHandle:
     return StateHandle(epoch, 0, 127, 1, "x", path)
 
 
-def manifest(epoch: int, *chain: StateHandle) -> Manifest:
+def manifest(epoch: int, *chain: StateHandle, run: int = 1) -> Manifest:
     operators = [OperatorState("op", "op", 1, "k string", [], list(chain))]
-    return Manifest("j", "i", epoch, f"c{epoch}", 1, epoch - 1, 128, "", 0, 0, operators, [], {})
+    return Manifest("j", "i", epoch, f"c{epoch}", run, epoch - 1, 128, "", 0, 0, operators, [], {})
 
 
 def test_files_live_as_long_as_a_retained_manifest_names_them() -> None:
@@ -117,33 +117,51 @@ def test_a_failed_delete_is_left_for_later(tmp_path: Path) -> None:
     is_whole(store, 2)
 
 
-def test_orphans_are_old_and_unnamed() -> None:
-    present = [FileInfo("named", 1, 0.0), FileInfo("young", 1, 95.0), FileInfo("old", 1, 10.0)]
-    assert [info.path for info in orphans(present, [manifest(0, handle(0, "named"))], now=100.0, age_guard=10)] == [
-        "old"
+def test_orphans_are_files_that_no_commit_can_name_any_more() -> None:
+    def file(name: str, modified: float = 0.0) -> FileInfo:
+        return FileInfo(f"shared/op/{name}", 1, modified)
+
+    named = "shared/op/000000000004-2-7.state"
+    committed = [manifest(4, handle(4, named), run=2), manifest(5, handle(4, named), run=3)]
+    spared = [
+        FileInfo(named, 1, 0.0),
+        file("000000000005-3-1.state", modified=95.0),  # young
+        file("000000000006-3-1.state"),  # of the epoch that may be committed next
+        file("000000000003-4-1.state"),  # of a run that has not committed yet
+        file("000000000004-3-g0-ab12.snapshot.state"),  # may be adopted by the next commit of that run
+        file("notes.txt"),  # not ours
     ]
+    dead = [
+        file("000000000005-3-2.state"),
+        file("000000000009-2-1.state"),
+        file("000000000004-2-g0-ab12.snapshot.state"),
+        file(".000000000005-3-2.state.00ff.tmp"),
+    ]
+    assert orphans(spared + dead, committed, now=100.0, age_guard=10) == dead
+    assert orphans(spared + dead, [], now=100.0, age_guard=10) == []
 
 
 def test_sweep(tmp_path: Path) -> None:
     store, _ = build(tmp_path, 3, 6)
     before = {info.path for info in store.files.walk("shared")}
-    for name in ("lost.state", ".x.tmp"):
-        (tmp_path / "shared" / "op" / name).write_bytes(b"x")
+    lost = {f"shared/op/{name}" for name in ("000000000000-0-99.state", ".000000000001-0-99.state.00.tmp")}
+    for path in lost:
+        (tmp_path / path).write_bytes(b"x")
     assert sweep(store.files) == []  # all young
     for info in store.files.walk("shared"):
         os.utime(tmp_path / info.path, (0, 0))
-    found = {info.path for info in sweep(store.files, dry_run=True)}
-    assert found == {"shared/op/lost.state", "shared/op/.x.tmp"}
-    assert {info.path for info in sweep(store.files)} == found
+    assert {info.path for info in sweep(store.files, dry_run=True)} == lost
+    assert {info.path for info in sweep(store.files)} == lost
     assert {info.path for info in store.files.walk("shared")} == before
 
 
 def test_nothing_is_swept_beside_an_unreadable_manifest(tmp_path: Path) -> None:
     store, _ = build(tmp_path, 3, 6)
-    (tmp_path / "shared" / "op" / "lost.state").write_bytes(b"x")
+    lost = tmp_path / "shared" / "op" / "000000000000-0-99.state"
+    lost.write_bytes(b"x")
     truncate(tmp_path / "epochs" / f"{2:020d}", 30)
     for info in store.files.walk("shared"):
         os.utime(tmp_path / info.path, (0, 0))
     with pytest.raises(CorruptFileError):
         sweep(store.files)
-    assert (tmp_path / "shared" / "op" / "lost.state").exists()
+    assert lost.exists()

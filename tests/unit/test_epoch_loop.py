@@ -147,7 +147,7 @@ class World:
         loop = Loop(
             files=files,
             identity=recovered.identity,
-            run=recovered.run.run,
+            run=recovered.run,
             operators=[OperatorPlan(UID, "ledger", self.parallelism)],
             sinks=[sink],
             cluster=cluster,

@@ -246,7 +246,6 @@ MAP_KEYS: list[tuple[str, list[Any]]] = [
     ("date", [dt.date(1970, 1, 1), dt.date(1969, 12, 31)]),
     ("decimal(5,2)", [Decimal("1.20"), Decimal("-1.20"), Decimal("0.00")]),
     ("struct<a:int,b:string>", [(1, "x"), (1, "y"), (None, "x")]),
-    ("pickle", [1, "1", (1, 2), None.__class__]),
 ]
 
 
@@ -545,8 +544,10 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_everything(kind: str, 
     elif kind == "map":
         descriptor, step = MapStateDescriptor("it", "int", ddl), lambda s, c: s.it.put(1, value)
     elif kind == "map_key":
-        if ddl.startswith(("array", "map")):
-            pytest.skip("no map key")
+        if ddl.startswith(("array", "map", "pickle")):
+            with pytest.raises(InvalidInputError, match="key"):
+                MapStateDescriptor("it", ddl, "int")
+            return
         descriptor, step = MapStateDescriptor("it", ddl, "int"), lambda s, c: s.it.put(value, 1)
     elif kind == "reducing":
         descriptor, step = ReducingStateDescriptor("it", lambda a, b: b, ddl), lambda s, c: s.it.add(value)

@@ -247,7 +247,7 @@ def test_a_store_that_fails_while_it_is_read_is_rebuilt_by_the_next_attempt(monk
             def broken(*args: Any) -> Any:
                 raise DamagedStoreError("a bad page")
 
-            patch.setattr(LmdbBackend, "get_many", broken)
+            patch.setattr(LmdbBackend, "getter", lambda self, table: broken)
             lab.later("never seen", lambda s, c: s.m.get(1))
             with pytest.raises(DamagedStoreError):
                 lab.run_epoch()

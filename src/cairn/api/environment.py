@@ -18,7 +18,7 @@ from cairn import config as configuration
 from cairn.api.backends import BackendChoice
 from cairn.api.job import JobHandle
 from cairn.api.recovery import Recovered, recover
-from cairn.api.sinks import BaseSink
+from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.spark import (
     SparkCluster,
     collector,
@@ -148,6 +148,7 @@ class StreamExecutionEnvironment:
         recovered = recover(
             files, job_id, job_name, settings, parallelism, groups,
             [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
+            prepare=lambda: self._start_sinks(files.root),
         )  # fmt: skip
         self._executed = True
         _sweep(files)
@@ -160,8 +161,6 @@ class StreamExecutionEnvironment:
             if not any(stream.df is known.df for known in streams):
                 streams.append(stream)
         sinks = [sink for _, sink in self._sinks]
-        for stream, sink in self._sinks:
-            sink.start(spark, files.root, stream.df.schema)
         tags: dict[str, int] = {}
         frame = streams[0].df
         if len(streams) > 1:
@@ -176,7 +175,7 @@ class StreamExecutionEnvironment:
         loop = EpochLoop(
             files=files,
             identity=recovered.identity,
-            run=recovered.run.run,
+            run=recovered.run,
             operators=[OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators],
             sinks=sinks,
             cluster=SparkCluster(spark, self._acks(), tags),
@@ -193,6 +192,10 @@ class StreamExecutionEnvironment:
             query = writer.start()
         handle._attach(query, compactor)
         return handle
+
+    def _start_sinks(self, job_dir: str) -> None:
+        for stream, sink in self._sinks:
+            sink.start(self.spark, job_dir, stream.df.schema)
 
     def _effective_trigger(self) -> dict[str, Any]:
         if self._trigger:
@@ -247,6 +250,9 @@ class StreamExecutionEnvironment:
         self._timers = self._timers or timers
 
     def _add_sink(self, stream: DataStream, sink: BaseSink) -> None:
+        tables = [known.name for _, known in self._sinks if isinstance(known, TableSink)]
+        if isinstance(sink, TableSink) and sink.name in tables:
+            raise InvalidInputError(f"the table '{sink.name}' has a sink already; give this one another name")
         self._sinks.append((stream, sink))
 
     def _acks(self) -> Any:

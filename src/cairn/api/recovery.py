@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cairn.config import Settings
@@ -47,8 +47,9 @@ def recover(
     max_parallelism: int,
     uids: Sequence[str],
     now_ms: int,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Recovered:
-    """Take the job over and find its newest committed epoch."""
+    """Take the job over and find its newest committed epoch. `prepare` is called when nothing else can go wrong."""
     identity = load_identity(files)
     if identity is None:
         if os.path.isdir(files.root) and any(not entry.endswith(".tmp") for entry in os.listdir(files.root)):
@@ -71,24 +72,40 @@ def recover(
             f"set_max_parallelism({identity.max_parallelism}).",
             stored=identity.max_parallelism,
         )
+    # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
+    _check(files, identity, _newest(files), uids, settings)
+    prepare()
     run = Runs(files).take(parallelism, now_ms)
     manifest = _newest(files, run.run)
-    _compare_logs(files, manifest)
+    _check(files, identity, manifest, uids, settings)
     if manifest is not None:
-        if manifest.incarnation != identity.incarnation:
-            raise CorruptFileError(
-                f"the manifest of epoch {manifest.epoch} in {files.root} belongs to another job; "
-                "the directory has been mixed up"
-            )
-        _check_unclaimed(manifest, uids, settings)
         _log.info("job %s, run %d: going on from epoch %d", name, run.run, manifest.epoch)
     else:
         _log.info("job %s, run %d: starting with empty state", name, run.run)
     return Recovered(identity, run, manifest)
 
 
-def _newest(files: LocalFileSystem, run: int) -> Manifest | None:
-    """The newest committed epoch. A manifest that was never written whole is set aside: its epoch did not happen."""
+def _check(
+    files: LocalFileSystem, identity: JobIdentity, manifest: Manifest | None, uids: Sequence[str], settings: Settings
+) -> None:
+    _compare_logs(files, manifest)
+    if manifest is None:
+        return
+    stored = (manifest.incarnation, manifest.max_parallelism)
+    if stored != (identity.incarnation, identity.max_parallelism):
+        raise CorruptFileError(
+            f"the manifest of epoch {manifest.epoch} in {files.root} does not belong to its {layout.JOB} (there: "
+            f"{manifest.max_parallelism} key groups of job {manifest.incarnation}; here: {identity.max_parallelism} of "
+            f"{identity.incarnation}); the directory has been mixed up or changed by hand"
+        )
+    _check_unclaimed(manifest, uids, settings)
+
+
+def _newest(files: LocalFileSystem, run: int | None = None) -> Manifest | None:
+    """The newest committed epoch. A manifest that was never written whole is passed over: its epoch did not happen.
+
+    With a run number it is also set aside, so that its epoch can happen.
+    """
     store = ManifestStore(files)
     for epoch in reversed(store.epochs()):
         try:
@@ -96,6 +113,8 @@ def _newest(files: LocalFileSystem, run: int) -> Manifest | None:
         except IncompleteManifestError as error:
             if spark_batches(files.root, "commits")[-1:] >= [epoch]:
                 raise
+            if run is None:
+                continue
             moved = store.set_aside(epoch, run)
             _log.warning("%s; epoch %d was not committed, the file is now %s", error.message, epoch, moved)
         except CorruptFileError as error:
@@ -136,6 +155,15 @@ def _compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
             "start under another job name to begin anew.",
             path=files.root,
         )
+    if manifest is not None:
+        with open(os.path.join(files.root, layout.SPARK, "offsets", str(newest)), "rb") as file:
+            positions = file.read().decode()
+        if positions != manifest.offsets:
+            raise CorruptFileError(
+                f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/spark holds "
+                "for it; that folder comes from another copy or has been changed by hand. Bring both back together.",
+                path=files.root,
+            )
 
 
 def _check_unclaimed(manifest: Manifest, uids: Sequence[str], settings: Settings) -> None:

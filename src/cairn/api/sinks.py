@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
@@ -65,12 +66,31 @@ class FileSink(BaseSink):
     def start(self, spark: Any, job_dir: str, schema: Any) -> None:
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise InvalidInputError(f"FileSink: {self.path} is a file, not a directory")
-        self._job = os.path.basename(job_dir)
+        self._identify(job_dir)
+
+    def _identify(self, job_dir: str) -> None:
+        """A token of this job's sink: files of two sinks, or of two jobs, never meet, even in one directory."""
+        self._token = hashlib.blake2b(f"{job_dir}\0{self.uid}".encode(), digest_size=6).hexdigest()
+        self._resumed = True
 
     def _stage(self, attempt: str) -> str:
-        return f"{_STAGING}/{self._job}-{self.uid}/{attempt}"
+        return f"{_STAGING}/{self._token}/{attempt}"
+
+    def _refuse_published(self, epoch: int) -> None:
+        """An epoch that is run (again) must have no output yet: else its manifest was lost after the commit."""
+        if not self._resumed:
+            return
+        self._resumed = False
+        mine = [i.path for i in self._files.list("") if i.path.startswith(f"part-{epoch:010d}-{self._token}-")]
+        if mine:
+            raise CorruptFileError(
+                f"sink '{self.uid}': {self.path}/{mine[0]} shows that epoch {epoch} was committed, but its manifest is "
+                "gone. Bring the manifest back from a copy; running the epoch again would write its rows twice.",
+                path=mine[0],
+            )
 
     def prepare(self, frame: Any, epoch: int, attempt: str) -> list[dict[str, Any]]:
+        self._refuse_published(epoch)
         stage = self._stage(attempt)
         target = os.path.join(self.path, *stage.split("/"))
         frame.write.format(self.format).options(**self.options).mode("error").save(as_url(target))
@@ -83,7 +103,7 @@ class FileSink(BaseSink):
                 continue
             _sync(os.path.join(target, name))
             extension = name.split(".", 1)[1]
-            final = f"part-{epoch:010d}-{len(moves):05d}-{attempt.rsplit('-', 1)[-1]}.{extension}"
+            final = f"part-{epoch:010d}-{self._token}-{attempt.rsplit('-', 1)[-1]}-{len(moves):05d}.{extension}"
             moves.append({"from": info.path, "to": final, "size": info.size})
         if moves:  # the folders on the way down may be new: without them a synced file can be lost
             for depth in range(len(stage.split("/")) + 1):
@@ -159,7 +179,7 @@ class TableSink(FileSink):
         self.path = os.path.join(job_dir, layout.TABLES, self.name)
         os.makedirs(self.path, exist_ok=True)
         self._files = LocalFileSystem(self.path)
-        self._job = os.path.basename(job_dir)
+        self._identify(job_dir)
         self._spark = spark
         self._schema = schema
         self._refresh()

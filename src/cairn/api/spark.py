@@ -193,6 +193,8 @@ def refuse_native_state(frame: DataFrame) -> None:
 
 def _keeps_state(node: Any) -> bool:
     """A join with a static table keeps nothing; any other operator of the list does once its input is a stream."""
+    if node.nodeName() == "Sort":
+        return bool(node.isStreaming() and getattr(node, "global")())
     if node.nodeName() != "Join":
         return bool(node.isStreaming())
     return bool(node.left().isStreaming() and node.right().isStreaming())
@@ -208,6 +210,13 @@ _NATIVE = {
     "DeduplicateWithinWatermark": _DEDUP,
     "Join": "join a static table, or key both streams alike and keep one side in state",
     "GlobalLimit": "a limit over a stream is state; filter by a column instead",
+    "Offset": "an offset into a stream is state; filter by a column instead",
+    "Tail": "a stream has no end; filter by a column instead",
+    "Window": "a window function would begin anew in every epoch; " + _PROCESS,
+    "Sort": "a stream has no order as a whole; sort what a sink has written, or use sortWithinPartitions()",
+    "Sample": "a sample would differ when an epoch is repeated; filter by a hash of a column instead",
+    "Except": _DEDUP,
+    "Intersect": _DEDUP,
     "FlatMapGroupsWithState": _PROCESS,
     "FlatMapGroupsInPandasWithState": _PROCESS,
     "TransformWithState": _PROCESS,

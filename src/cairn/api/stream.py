@@ -49,7 +49,7 @@ class DataStream:
             raise InvalidInputError("key_by needs at least one column")
         return KeyedStream(self, keys)
 
-    def sink_to(self, sink: BaseSink, uid: str | None = None, name: str | None = None) -> None:
+    def sink_to(self, sink: BaseSink, uid: str | None = None) -> None:
         """Write the stream to a sink when the job runs."""
         if not isinstance(sink, BaseSink):
             raise InvalidInputError(f"sink_to takes a sink such as FileSink, not {type(sink).__name__}")

@@ -43,7 +43,8 @@ def accept(acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[
         if missing:
             raise EpochFailedError(
                 f"operator '{uid}': {len(missing)} of {count} subtasks did not finish epoch {context.epoch} (first: "
-                f"{missing[0]}). A sink that reads only a part of its rows causes this; the epoch is refused, the last "
+                f"{missing[0]}). A sink that reads only a part of its rows, or an operator whose output no sink reads, "
+                "causes this; the epoch is refused, the last "
                 "committed one is intact.",
                 uid=uid,
             )

@@ -39,7 +39,7 @@ from cairn.model.manifest import (
 )
 from cairn.storage.cleanup import expire
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import JobIdentity, ManifestStore, Runs
+from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
 
 _log = logging.getLogger("cairn.job")
 _LINEAGE = 256
@@ -113,7 +113,7 @@ class EpochLoop:
         self,
         files: FileSystem,
         identity: JobIdentity,
-        run: int,
+        run: RunRecord,
         operators: Sequence[OperatorPlan],
         sinks: Sequence[Sink],
         cluster: Cluster,
@@ -125,7 +125,8 @@ class EpochLoop:
     ) -> None:
         self._files = files
         self._identity = identity
-        self._run = run
+        self._run = run.run
+        self._run_token = run.token
         self._operators = operators
         self._sinks = sinks
         self._cluster = cluster
@@ -222,13 +223,13 @@ class EpochLoop:
             job_id=self._identity.job_id,
             incarnation=self._identity.incarnation,
             run=self._run,
+            run_token=self._run_token,
             epoch=epoch,
             watermark=max(watermark, current.watermark) if current is not None else watermark,
             time_ms=max(time_ms, current.time_ms) if current is not None else time_ms,
             parent=current.epoch if current is not None else -1,
             parent_commit=current.commit_id if current is not None else "",
             inline_threshold=self._settings.inline_threshold,
-            profile=self._settings.profile,
             show_values=self._settings.show_values,
             parameters=dict(self._settings.parameters),
         )
@@ -255,7 +256,15 @@ class EpochLoop:
                     if not ack.handle.path:
                         inlined[inline_key(plan.uid, ack.handle.first_group)] = ack.inlined
             operators.append(
-                OperatorState(plan.uid, plan.name, plan.parallelism, acks[0].key_type, merged_states(acks), chain)
+                OperatorState(
+                    uid=plan.uid,
+                    name=plan.name,
+                    parallelism=plan.parallelism,
+                    key_type=acks[0].key_type,
+                    states=merged_states(acks),
+                    chain=chain,
+                    base=before.base if before is not None else context.parent,
+                )
             )
         return Manifest(
             job_id=self._identity.job_id,
@@ -278,10 +287,10 @@ class EpochLoop:
         by_uid = {sink.uid: sink for sink in self._sinks}
         for committable in manifest.sinks:
             sink = by_uid.get(committable.uid)
-            if sink is None:
+            if sink is None or sink.kind != committable.kind:
                 raise EpochFailedError(
-                    f"epoch {manifest.epoch} is committed, but the job no longer has the sink '{committable.uid}' that "
-                    "must publish its output; start the job once with that sink"
+                    f"epoch {manifest.epoch} is committed, but the job no longer has the {committable.kind} sink "
+                    f"'{committable.uid}' that must publish its output; start the job once with that sink"
                 )
             sink.commit(msgspec.msgpack.decode(committable.data), manifest.epoch)
 

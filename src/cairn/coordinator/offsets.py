@@ -36,23 +36,50 @@ def parse_entry(text: str, where: str) -> OffsetEntry:
 class LocalOffsets:
     """The log of a query whose checkpointLocation is a local folder.
 
-    Reading an entry also forces it to disk: a manifest must never outlive the positions that it was made for.
+    Reading an entry also forces it to disk, with what it points to: the newest entry of each source's own log and the
+    query's identity. A manifest must never outlive the positions that it was made for.
     """
 
     def __init__(self, spark_folder: str) -> None:
+        self._root = spark_folder
         self._folder = os.path.join(spark_folder, "offsets")
+        self._synced: set[str] = set()
 
     def read(self, epoch: int) -> OffsetEntry:
         path = os.path.join(self._folder, str(epoch))
         try:
             with open(path, "rb") as file:
                 text = file.read().decode()
-                os.fsync(file.fileno())
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
         except FileNotFoundError:
             raise CorruptFileError(f"Spark's offset log has no entry {path}", path=path) from None
+        self._sync(path)
+        self._sync_sources()
         return parse_entry(text, path)
+
+    def _sync_sources(self) -> None:
+        """Force what is new in the sources' logs, and once the query's identity, to disk."""
+        found = [os.path.join(self._root, "metadata")]
+        sources = os.path.join(self._root, "sources")
+        if os.path.isdir(sources):
+            for source in os.scandir(sources):
+                entries = [entry.path for entry in os.scandir(source.path) if not entry.name.startswith(".")]
+                found += sorted(entries, key=os.path.getmtime)[-2:]
+        for path in found:
+            if path not in self._synced and os.path.isfile(path):
+                self._sync(path)
+                self._synced.add(path)
+
+    def _sync(self, path: str) -> None:
+        """Force a file and the folders between it and the job's directory to disk."""
+        descriptors = [path]
+        while os.path.dirname(descriptors[-1]).startswith(self._root):
+            descriptors.append(os.path.dirname(descriptors[-1]))
+        if os.path.dirname(path) in self._synced:
+            descriptors = descriptors[:2]
+        self._synced.add(os.path.dirname(path))
+        for name in descriptors:
+            descriptor = os.open(name, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

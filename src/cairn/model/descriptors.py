@@ -212,6 +212,13 @@ class MapStateDescriptor(StateDescriptor):
     ) -> None:
         super().__init__(name, value_type_info)
         self.key_type = as_type(key_type_info)
+        if self.key_type.ddl.startswith(("array<", "map<")):
+            raise InvalidInputError(f"state '{name}': {self.key_type.ddl} cannot be the type of map keys")
+        if self.key_type.ddl == "pickle":
+            raise InvalidInputError(
+                f"state '{name}': name the type of its map keys, as in MapStateDescriptor('{name}', 'string', ...); "
+                "pickled keys would be told apart by their bytes, which differ between equal objects"
+            )
 
 
 class ReducingStateDescriptor(StateDescriptor):

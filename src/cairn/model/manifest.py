@@ -69,6 +69,9 @@ class OperatorState(msgspec.Struct, frozen=True, omit_defaults=True):
     key_type: str
     states: list[StateSpec]
     chain: list[StateHandle]
+    base: int = -1
+    """The epoch that was committed when the operator came into the job. What a working store holds from before that
+    belongs to an earlier life of the uid, whose state was dropped."""
 
 
 class SinkCommittable(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -131,8 +134,8 @@ class EpochContext(msgspec.Struct, frozen=True, omit_defaults=True):
     parent: int = -1
     """The committed epoch whose manifest a task starts from; -1 when there is none."""
     parent_commit: str = ""
+    run_token: str = ""
     inline_threshold: int = 20 * 1024
-    profile: bool = False
     show_values: bool = False
     parameters: dict[str, str] = {}
 

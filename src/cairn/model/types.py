@@ -5,7 +5,7 @@ A type is written as Spark DDL (`"bigint"`, `"struct<a:int,b:string>"`) or with 
 writing them costs nothing; everything that could be changed in place is stored as bytes and decoded anew at each
 read, which is why a change that is not written back is never seen again, on any backend.
 
-Not known here: Arrow and Spark types (`model/schema.py`), and how bytes are laid out in files (`storage/`).
+Not known here: Arrow and Spark types, DDL texts (`model/ddl.py`), and how bytes are laid out in files (`storage/`).
 """
 
 from __future__ import annotations
@@ -93,10 +93,6 @@ class DataType:
     def plain(self) -> bool:
         """True when the stored form is the user's value itself."""
         return self.exact is not None
-
-    @property
-    def pickled(self) -> bool:
-        return self.ddl == "pickle"
 
 
 def _same(value: Any) -> Any:

@@ -171,7 +171,10 @@ class OutputBuilder:
 
 def row_columns(batch: pa.RecordBatch, count: int) -> list[list[Any]]:
     """The first `count` columns as lists of Python values."""
-    return [batch.column(i).to_pylist() for i in range(count)]
+    return [
+        column.to_pylist(maps_as_pydicts="lossy") if "map<" in str(column.type) else column.to_pylist()
+        for column in batch.columns[:count]
+    ]
 
 
 def event_times(column: pa.Array) -> list[int | None]:

@@ -15,6 +15,7 @@ from cairn.runtime.vectorised import BatchContext
 
 _Ints = np.ndarray[Any, Any]
 _LONG_GROUP = 64
+_SAFE = float(1 << 62)
 
 
 def grouped_order(key_index: _Ints) -> tuple[_Ints, _Ints]:
@@ -100,7 +101,7 @@ class RunningAggregate:
         initial = np.asarray(before.fill_null(0) if before.null_count else before)
         if present is None:
             rows, final = running("sum" if self.kind == "count" else self.kind, values, ctx.key_index, initial, known)
-            self._check(values, rows)
+            self._check(ctx, values, np.where(known, initial, 0))
             ctx.put(self.state, pa.array(final))
             result = pa.array(rows)
         else:
@@ -115,27 +116,32 @@ class RunningAggregate:
         start = np.where(known, initial, neutral)
         everywhere = np.ones(len(known), dtype=bool)
         rows, final = running(self.kind, filled, ctx.key_index, start, everywhere)
-        self._check(values, rows)
+        self._check(ctx, filled, start)
         seen, seen_final = running("max", present.astype(np.int64), ctx.key_index, known.astype(np.int64), everywhere)
         ctx.put(self.state, pa.array(final, mask=seen_final == 0))
         return pa.array(rows, mask=seen == 0)
 
-    def _check(self, values: _Ints, rows: _Ints) -> None:
-        """64-bit sums must not wrap around in silence."""
-        if self.kind != "sum" or rows.dtype != np.int64 or len(rows) == 0:
+    def _check(self, ctx: BatchContext, values: _Ints, initial: _Ints) -> None:
+        """64-bit sums must not wrap around in silence. `initial` is 0 where a key has no sum yet."""
+        if self.kind != "sum" or values.dtype != np.int64 or len(values) == 0:
             return
-        bound = float(np.abs(values).max(initial=0)) * len(values) + float(np.abs(rows.astype(np.float64)).max())
-        if bound >= 2**62:
-            exact = np.cumsum(values.astype(object))
-            if max(map(abs, exact)) >= 2**63 or float(np.abs(rows.astype(np.float64)).max()) >= 2**62:
-                raise UserFunctionError(
-                    f"the running sum of column '{self.column}' leaves the range of bigint; sum a double or decimal "
-                    "column instead"
-                )
+        reach = np.abs(values.astype(np.float64))
+        if reach.max() * len(values) + np.abs(initial.astype(np.float64)).max(initial=0) < _SAFE:
+            return
+        per_key = np.bincount(ctx.key_index, weights=reach, minlength=len(initial)) + np.abs(initial.astype(np.float64))
+        for key in np.flatnonzero(per_key >= _SAFE).tolist():
+            total = int(initial[key])
+            for value in values[ctx.key_index == key].tolist():
+                total += value
+                if not -(1 << 63) <= total < 1 << 63:
+                    raise UserFunctionError(
+                        f"the running sum of column '{self.column}' leaves the range of bigint; sum a double or "
+                        "decimal column instead"
+                    )
 
 
 def _extreme(values: _Ints, high: bool) -> Any:
     if values.dtype == np.float64:
-        return np.inf if high else -np.inf
+        return np.nan if high else -np.inf  # the smaller of NaN and a number is the number
     info = np.iinfo(np.int64)
     return info.max if high else info.min

@@ -7,10 +7,11 @@ function with whole Arrow batches. The states behind the handles are in `runtime
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isgeneratorfunction
 from typing import Any
 
 import pyarrow as pa
@@ -214,6 +215,7 @@ class ProcessOperator:
         outputs: list[Any] = []
         element = self._element
         on_timer = self._function.on_timer
+        extend = self._collector(outputs, on_timer)
         due = ((TimeDomain.EVENT_TIME, self._context.watermark), (TimeDomain.PROCESSING_TIME, self._context.time_ms))
         for domain, now in due:
             if now == NO_WATERMARK:
@@ -223,7 +225,7 @@ class ProcessOperator:
                 element.time = timestamp
                 result = on_timer(timestamp, element)
                 if result is not None:
-                    outputs.extend(result)
+                    extend(result)
 
             element._domain = domain
             with self._explained("on_timer()"):
@@ -241,8 +243,8 @@ class ProcessOperator:
         slots = chunk.slots.tolist()
         since = self._timings.add("decode", since)
         outputs: list[Any] = []
-        extend = outputs.extend
         process_element = self._function.process_element
+        extend = self._collector(outputs, process_element)
         element = self._element
         current = self._slots.current
         rows = map(self._make_row, zip(*columns, strict=True))
@@ -263,6 +265,21 @@ class ProcessOperator:
         since = self._timings.add("user", since)
         if outputs:
             yield self._built(outputs)
+
+    def _collector(self, outputs: list[Any], method: Callable[..., Any]) -> Callable[[Any], None]:
+        """What takes the rows of one call. A method that returns may return what only looks like rows: check that."""
+        if isgeneratorfunction(method):
+            return outputs.extend
+
+        def extend(result: Any) -> None:
+            if isinstance(result, (str, bytes, dict)):
+                raise UserFunctionError(
+                    f"operator '{self._spec.uid}': {method.__name__}() returned a {type(result).__name__}; it must "
+                    "yield rows or return a list of rows, and a row is a tuple"
+                )
+            outputs.extend(result)
+
+        return extend
 
     def _built(self, outputs: list[Any]) -> pa.RecordBatch:
         since = time.perf_counter()

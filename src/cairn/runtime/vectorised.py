@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.errors import NotFoundError, UserFunctionError
 from cairn.model.ddl import parse_type
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
+from cairn.model.types import DataType
 from cairn.runtime.batches import KeyedChunk
 from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.registry import StateRegistry, VectorTable
@@ -57,8 +59,7 @@ class BatchContext:
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
         try:
-            array = values if isinstance(values, pa.Array) else pa.array(values)
-            array = array if array.type == wanted else array.cast(wanted)
+            array = _fitted(values if isinstance(values, pa.Array) else pa.array(values), table.dtype, wanted)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UserFunctionError(
                 f"operator '{self._spec.uid}', state '{state}': the values do not fit type {table.dtype.ddl}: {error}"
@@ -68,6 +69,25 @@ class BatchContext:
                 f"operator '{self._spec.uid}', state '{state}': put() got {len(array)} values for {self.num_keys} keys"
             )
         table.put(self._key_slots, array)
+
+
+def _fitted(array: pa.Array, dtype: DataType, wanted: pa.DataType) -> pa.Array:
+    """A column in stored form; raises what Arrow raises, or ValueError, if a value does not fit the declared type."""
+    if dtype.ddl.startswith("decimal("):
+        precision, scale = (int(part) for part in dtype.ddl[8:-1].split(","))
+        return array.cast(pa.decimal128(precision, scale)).cast(wanted)
+    if dtype.ddl == "float":
+        return array.cast(pa.float32()).cast(wanted)
+    if pa.types.is_temporal(array.type):
+        array = array.cast(pa.date32() if dtype.ddl == "date" else pa.timestamp("us", getattr(array.type, "tz", None)))
+        array = array.cast(pa.int32()) if dtype.ddl == "date" else array
+    array = array if array.type == wanted else array.cast(wanted)
+    low, high = (0, 1) if dtype.ddl == "boolean" else (dtype.low, dtype.high)
+    if low <= high and len(array) > array.null_count:
+        found = pc.min_max(array)
+        if found["min"].as_py() < low or found["max"].as_py() > high:
+            raise ValueError(f"a value lies outside {low}..{high}")
+    return array
 
 
 class BatchOperator(ProcessOperator):

@@ -10,7 +10,7 @@ A third party provides a backend as a class behind an entry point of the group `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import ClassVar
@@ -62,6 +62,10 @@ class StateBackend(ABC):
     @abstractmethod
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of the keys, in their order; None where there is none."""
+
+    def getter(self, table: str) -> Callable[[bytes], bytes | None]:
+        """A function that reads one key, good until the next `apply`. Worth overriding where that is cheap."""
+        return lambda key: self.get_many(table, (key,))[0]
 
     @abstractmethod
     def scan(self, table: str, prefix: bytes = b"", start: bytes = b"") -> Iterator[Put]:

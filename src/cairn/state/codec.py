@@ -7,10 +7,9 @@ The encoding of a key and its key group (`model/keygroups.py`) are part of the s
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ from cairn.storage.statefile import ARROW_STORAGE
 MAX_KEY_BYTES = 32 * 1024
 _SIGN = 1 << 63
 _double = struct.Struct(">d")
+_stored_int = struct.Struct("<q").unpack
+_stored_float = struct.Struct("<d").unpack
 _KEY_TYPES = {
     "boolean", "tinyint", "smallint", "int", "bigint", "float", "double",
     "string", "binary", "date", "timestamp", "timestamp_ntz",
@@ -222,19 +223,12 @@ def value_column(raw: Sequence[bytes | None], storage: Storage, ttl: bool) -> tu
     return pa.array(full, mask=mask), times
 
 
-def python_value(raw: bytes, storage: Storage) -> Any:
-    """One value's bytes (without time) in stored form."""
+def value_decoder(storage: Storage) -> Callable[[bytes], Any]:
+    """What turns one value's bytes (without time) into its stored form."""
     if storage is Storage.INT:
-        return int.from_bytes(raw, "little", signed=True)
+        return lambda raw: _stored_int(raw)[0]
     if storage is Storage.FLOAT:
-        return struct.unpack("<d", raw)[0]
+        return lambda raw: _stored_float(raw)[0]
     if storage is Storage.TEXT:
-        return raw.decode()
-    return raw
-
-
-def epoch_millis(moment: dt.datetime) -> int:
-    """Milliseconds since 1970 of a timestamp; one without a zone is taken as UTC."""
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=dt.UTC)
-    return int(moment.timestamp() * 1000)
+        return bytes.decode
+    return bytes

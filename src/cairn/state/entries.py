@@ -20,6 +20,7 @@ from cairn.state.table import StateTable
 from cairn.storage.statefile import Section, sorted_table
 
 _MISSING: Any = object()
+_MEMO = 65_536
 
 
 class EntryTable(StateTable):
@@ -74,9 +75,19 @@ class MapTable(EntryTable):
         if not isinstance(descriptor, MapStateDescriptor) or descriptor.key_type is None:
             raise InternalError(f"state '{self.name}' is no map")
         self.key_type = descriptor.key_type
+        self.read = self.store.getter(self.name)
+        self.decode = codec.value_decoder(self.type.storage)
+        self._prefixes: dict[int, bytes] = {}
         self.known: dict[int, dict[bytes, Any]] = {}
         self.times: dict[int, dict[bytes, int | None]] = {}
         self.touched: dict[int, set[bytes]] = {}
+
+    def prefix(self, slot: int) -> bytes:
+        try:
+            return self._prefixes[slot]
+        except KeyError:
+            made = self._prefixes[slot] = super().prefix(slot)
+            return made
 
     def drain(self) -> Section | None:
         keys: list[bytes] = []
@@ -109,14 +120,58 @@ class MapStateHandle:
         self._table = table
         self._current = table.slots.current
         self._known = table.known
-        key_type = table.key_type
-        self._key_exact = key_type.exact
         self._from_storage = table.type.from_storage
         self._plain = table.type.plain
+        self._memo: dict[Any, bytes] = {}
+        if table.ttl is None:
+            self._without_ttl()
+
+    def _without_ttl(self) -> None:
+        """Closures in place of `get` and `put`, which are called for every row: see `PlainValueState`."""
+        table, current, known, touched = self._table, self._current, self._known, self._table.touched
+        memo, encode, fetch, fit = self._memo.get, self._entry, self._fetch, table.fit
+        key_class, value_class = table.key_type.exact, table.type.exact
+        low, high = table.type.low, table.type.high
+        bounded, plain = low <= high, table.type.plain
+        decode = table.type.from_storage
+
+        def get(key: Any) -> Any:
+            entry = memo(key) if key.__class__ is key_class else None
+            if entry is None:
+                entry = encode(key)
+            slot = current[0]
+            try:
+                found = known[slot].get(entry, _MISSING)
+            except KeyError:
+                known[table.slot()] = {}
+                found = _MISSING
+            if found is _MISSING:
+                found = fetch(slot, entry)
+            return found if plain or found is None else decode(found)
+
+        def put(key: Any, value: Any) -> None:
+            entry = memo(key) if key.__class__ is key_class else None
+            if entry is None:
+                entry = encode(key)
+            if value.__class__ is not value_class or (bounded and not low <= value <= high):  # type: ignore[operator]
+                value = fit(value)
+            slot = current[0]
+            try:
+                known[slot][entry] = value
+                touched[slot].add(entry)
+            except KeyError:
+                known.setdefault(table.slot(), {})[entry] = value
+                touched.setdefault(slot, set()).add(entry)
+
+        self.get = get  # type: ignore[method-assign]
+        self.put = put  # type: ignore[method-assign]
 
     def _entry(self, key: Any) -> bytes:
         dtype = self._table.key_type
-        return codec.entry_key(dtype, self._table.fit(key, dtype))
+        entry = codec.entry_key(dtype, self._table.fit(key, dtype))
+        if key.__class__ is dtype.exact and len(self._memo) < _MEMO:
+            self._memo[key] = entry
+        return entry
 
     def _find(self, slot: int, entry: bytes) -> Any:
         """The stored form of an entry, or None."""
@@ -133,12 +188,12 @@ class MapStateHandle:
         table = self._table
         found = None
         if slot not in table.cleared:
-            raw = table.store.get(table.name, table.prefix(slot) + entry)
+            raw = table.read(table.prefix(slot) + entry)
             if raw is not None:
-                time, raw = table.split(raw)
-                found = codec.python_value(raw, table.type.storage)
                 if table.ttl is not None:
+                    time, raw = table.split(raw)
                     table.times.setdefault(slot, {})[entry] = time
+                found = table.decode(raw)
         self._known[slot][entry] = found
         return found
 
@@ -203,7 +258,7 @@ class MapStateHandle:
             for entry, raw in table.stored(slot):
                 if entry not in known:
                     time, raw = table.split(raw)
-                    known[entry] = codec.python_value(raw, table.type.storage)
+                    known[entry] = table.decode(raw)
                     if table.ttl is not None:
                         table.times.setdefault(slot, {})[entry] = time
         for entry, stored in list(known.items()):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import lmdb
@@ -122,14 +122,29 @@ class LmdbBackend(StateBackend):
         txn = self._reader()
         try:
             if max(map(len, keys), default=0) < _SHORTENED:
-                if len(keys) == 1:
-                    return [txn.get(keys[0], db=handle)]
                 cursor = txn.cursor(handle)
                 get = cursor.get
                 return [get(key) for key in keys]
             return [self._get(txn, handle, key) for key in keys]
         except _damage as error:
             raise DamagedStoreError(f"the LMDB working store {self._path} is damaged: {error}") from error
+
+    def getter(self, table: str) -> Callable[[bytes], bytes | None]:
+        handle = self._table(table)
+        if handle is None:
+            return lambda key: None
+        find = self._reader().get
+
+        def get(key: bytes) -> bytes | None:
+            if len(key) >= _SHORTENED:
+                return self.get_many(table, (key,))[0]
+            try:
+                found: bytes | None = find(key, None, handle)
+                return found
+            except _damage as error:
+                raise DamagedStoreError(f"the LMDB working store {self._path} is damaged: {error}") from error
+
+        return get
 
     def _fits(self, key: bytes) -> bool:
         return len(key) <= self._max_key and not _is_long(key)

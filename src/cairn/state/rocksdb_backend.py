@@ -1,7 +1,6 @@
 """State in RocksDB: for state far larger than memory. The only import of rocksdict.
 
-RocksDB lets one process in at a time and Spark's workers rotate, so the copy is opened and closed within each task;
-`state/store.py` opens it only when something has to be read from or written to it.
+RocksDB lets one process in at a time and Spark's workers rotate, so the copy is opened and closed within each task.
 """
 
 from __future__ import annotations

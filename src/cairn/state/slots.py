@@ -23,7 +23,7 @@ class KeySlots:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
         self.current: list[Any] = [None]
-        self._index: dict[bytes, int] = {}
+        self._index: dict[bytes, int] | None = None
         self._parts: list[pa.Array] = []
 
     def __len__(self) -> int:
@@ -35,10 +35,11 @@ class KeySlots:
         first = len(self.keys)
         if first == 0:
             self.keys = names
-            self._index = dict(zip(names, range(len(names)), strict=True))
             self._parts = [keys]
             return np.arange(len(names))
         index = self._index
+        if index is None:  # most epochs have one chunk, and never come here
+            index = self._index = dict(zip(self.keys, range(first), strict=True))
         get = index.get
         found = [get(name) for name in names]
         new = [at for at, slot in enumerate(found) if slot is None]

@@ -29,9 +29,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.errors import EpochFailedError
+from cairn.errors import CorruptFileError, EpochFailedError
 from cairn.model.keygroups import KeyGroupRange
-from cairn.model.manifest import DEFER_EPOCHS, EpochContext, Manifest, StateHandle
+from cairn.model.manifest import DEFER_EPOCHS, EpochContext, Manifest, OperatorState, StateHandle
 from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
@@ -40,7 +40,8 @@ from cairn.state.folder import FolderLock, StoreFolder, own_folder
 from cairn.state.memory_backend import MemoryBackend
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.statefile import Section
+from cairn.storage.manifests import Runs
+from cairn.storage.statefile import Section, StateFile
 
 _log = logging.getLogger("cairn.state")
 _DEFER_ROWS = 2_000_000
@@ -110,8 +111,17 @@ class StoreCopy:
         where = pa.array(places)
         return _gather(parts, where), _gather(stamps, where) if ttl else None
 
-    def get(self, table: str, key: bytes) -> bytes | None:
-        return self.guard(lambda: self._backend.get_many(table, (key,))[0])
+    def getter(self, table: str) -> Callable[[bytes], bytes | None]:
+        find = self._backend.getter(table)
+
+        def get(key: bytes) -> bytes | None:
+            try:
+                return find(key)
+            except DamagedStoreError:
+                self._condemn()
+                raise
+
+        return get
 
     def scan(self, table: str, prefix: bytes, start: bytes) -> Iterator[Put]:
         try:
@@ -154,9 +164,9 @@ class WorkingStore:
         """Values (null where unset) and, with TTL, their times, for many keys of a value table."""
         return self._values.values(table, keys, storage, ttl)
 
-    def get(self, table: str, key: bytes) -> bytes | None:
-        """One entry of a map or list table, by its backend key."""
-        return self._entries.get(table, key)
+    def getter(self, table: str) -> Callable[[bytes], bytes | None]:
+        """A function that reads one entry of a map or list table by its backend key."""
+        return self._entries.getter(table)
 
     def scan(self, table: str, prefix: bytes = b"", start: bytes = b"") -> Iterator[Put]:
         """Entries of a map, list or timer table in the order of their backend keys."""
@@ -186,7 +196,7 @@ def open_store(
     )
     chain = [h for h in (operator.chain if operator is not None else ()) if h.groups.intersects(groups)]
     report = StoreReport()
-    opener = _Opener(kind, base, context, uid, groups, manifest, chain, StateFiles(files, manifest), report)
+    opener = _Opener(kind, base, context, uid, groups, manifest, operator, chain, StateFiles(files, manifest), report)
     values = opener.open(VALUES)
     try:
         if operator is not None and any(spec.has_entries for spec in operator.states):
@@ -213,6 +223,7 @@ class _Opener:
         uid: str,
         groups: KeyGroupRange,
         manifest: Manifest | None,
+        operator: OperatorState | None,
         chain: Sequence[StateHandle],
         state_files: StateFiles,
         report: StoreReport,
@@ -226,7 +237,8 @@ class _Opener:
         self.chain = chain
         self.state_files = state_files
         self.report = report
-        self.wanted = f"{context.run}:{context.parent}:{context.parent_commit}"
+        self.base_epoch = operator.base if operator is not None else context.parent
+        self.wanted = f"{context.run}.{context.run_token}:{context.parent}:{context.parent_commit}"
 
     def open(self, part: str) -> StoreCopy:
         path = f"{self.base}-{part}"
@@ -275,11 +287,12 @@ class _Opener:
             if folder is not None and not folder.fresh:  # left by a build that was cut off
                 return self._rebuild(part, self._replaced(part, backend, folder))
             return self._rebuild(part, backend)
-        run, epoch, commit = _parse_version(found)
-        self._refuse_if_overtaken(run, epoch)
+        run, token, epoch, commit = _parse_version(found)
+        self._refuse_if_overtaken(run, token, epoch)
         current = (epoch, commit) == (self.context.parent, self.context.parent_commit)
         missing = [handle for handle in self.chain if handle.epoch > epoch]
-        if not current and (self.lineage.get(epoch) != commit or any(handle.snapshot for handle in missing)):
+        known = current or (self.lineage.get(epoch) == commit and not any(handle.snapshot for handle in missing))
+        if not known or epoch < self.base_epoch:
             return self._rebuild(part, self._replaced(part, backend, folder))
         self.report.how = "warm" if current else "caught-up"
         layered = part == VALUES and not self.kind.resident
@@ -297,14 +310,23 @@ class _Opener:
             folder.prepare()
         return self.kind(f"{self.base}-{part}")
 
-    def _refuse_if_overtaken(self, run: int, epoch: int) -> None:
+    def _refuse_if_overtaken(self, run: int, token: str, epoch: int) -> None:
+        """A run of this directory that is newer than ours, or our own at a later epoch, has used the copy.
+
+        A run that the directory does not know is no newer one: the directory was brought back from an earlier copy.
+        """
         mine = self.context
-        if run > mine.run or (run == mine.run and epoch > mine.parent):
+        same = run == mine.run and token == mine.run_token and epoch > mine.parent
+        if same or (run > mine.run and self._is_known(run, token)):
             raise EpochFailedError(
                 f"this task of operator '{self.uid}' is a straggler of run {mine.run}, epoch {mine.epoch}: the working "
                 f"store has moved on to run {run}, epoch {epoch}. Nothing was changed.",
                 uid=self.uid,
             )
+
+    def _is_known(self, run: int, token: str) -> bool:
+        record = Runs(self.state_files.files).record(run)
+        return record is not None and record.token == token
 
     def _may_wait(self, epoch: int, missing: Sequence[StateHandle]) -> bool:
         return self.context.parent - epoch <= DEFER_EPOCHS and sum(h.rows for h in missing) <= _DEFER_ROWS
@@ -318,12 +340,23 @@ class _Opener:
         """The rows of this part and range in some files, oldest first."""
         found: list[Section] = []
         for handle in handles:
-            file = self.state_files.open(self.uid, handle)
+            file = self._file(handle)
             mine = [info for info in file.sections if (info.kind == "value") == (part == VALUES)]
             found.extend(
                 file.read(info, self.groups) for info in mine if info.group < 0 or self.groups.contains(info.group)
             )
         return found
+
+    def _file(self, handle: StateHandle) -> StateFile:
+        try:
+            return self.state_files.open(self.uid, handle)
+        except CorruptFileError as error:
+            raise CorruptFileError(
+                f"operator '{self.uid}', key groups {handle.first_group} to {handle.last_group}, changes of epoch "
+                f"{handle.epoch}: {error.message}. Every other file is untouched; bring this one back from a copy and "
+                "start the job again.",
+                **error.facts,
+            ) from error
 
     def _catch_up(self, part: str, backend: StateBackend, missing: Sequence[StateHandle]) -> None:
         """Apply deltas in one step. Of values, only the newest of each key is written."""
@@ -375,6 +408,7 @@ def _newest_values(changes: Sequence[TableChanges]) -> list[TableChanges]:
     ]
 
 
-def _parse_version(version: str) -> tuple[int, int, str]:
+def _parse_version(version: str) -> tuple[int, str, int, str]:
     run, epoch, commit = version.split(":", 2)
-    return int(run), int(epoch), commit
+    number, token = run.split(".", 1)
+    return int(number), token, int(epoch), commit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -73,13 +73,28 @@ def expire(store: ManifestStore, manifests: dict[int, Manifest], retained: int) 
 
 
 def orphans(
-    present: Iterable[FileInfo], manifests: Iterable[Manifest], now: float, age_guard: float = AGE_GUARD_SECONDS
+    present: Iterable[FileInfo], manifests: Sequence[Manifest], now: float, age_guard: float = AGE_GUARD_SECONDS
 ) -> list[FileInfo]:
-    """State files that no manifest names and that are older than the guard. Pure."""
+    """State files that no manifest names, none ever will, and that are older than the guard. Pure.
+
+    A file of a run before the one that committed last cannot be committed any more; nor can a delta of that run for
+    an epoch that is committed. Anything newer may still be named by a commit that is under way.
+    """
+    if not manifests:
+        return []
+    newest = max(manifests, key=lambda manifest: manifest.epoch)
     named: set[str] = set()
     for manifest in manifests:
         named |= manifest.files()
-    return [info for info in present if info.path not in named and info.modified < now - age_guard]
+    found = []
+    for info in present:
+        made = layout.made_by(info.path)
+        if info.path in named or made is None or info.modified >= now - age_guard:
+            continue
+        epoch, run, snapshot = made
+        if run < newest.run or (run == newest.run and epoch <= newest.epoch and not snapshot):
+            found.append(info)
+    return found
 
 
 def sweep(

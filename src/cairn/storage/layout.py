@@ -25,6 +25,7 @@ SPARK = "spark"
 TABLES = "tables"
 
 _DIGITS = 20
+_STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 
 
@@ -68,6 +69,12 @@ def delta_path(uid: str, epoch: int, run: int, attempt: int) -> str:
 
 def snapshot_path(uid: str, epoch: int, run: int, first_group: int, token: str) -> str:
     return f"{SHARED}/{uid}/{epoch:012d}-{run}-g{first_group}-{token}.snapshot.state"
+
+
+def made_by(path: str) -> tuple[int, int, bool] | None:
+    """Epoch and run of a state file (finished or not), and whether it is a snapshot; None for any other name."""
+    match = _STATE_FILE.fullmatch(path.rsplit("/", 1)[-1])
+    return None if match is None else (int(match[1]), int(match[2]), match[3] is not None)
 
 
 def store_folder(job_dir: str, incarnation: str, uid: str) -> str:

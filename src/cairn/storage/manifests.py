@@ -43,6 +43,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     pid: int
     started_ms: int
     parallelism: int
+    token: str = ""
+    """Tells this run from one of the same number in another copy of the directory."""
 
     def describe(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started_ms / 1000))
@@ -172,7 +174,7 @@ class Runs:
         number = 0
         while True:
             number = max(self.newest(), number) + 1  # a listing may lag behind what is there
-            record = RunRecord(number, socket.gethostname(), os.getpid(), now_ms, parallelism)
+            record = RunRecord(number, socket.gethostname(), os.getpid(), now_ms, parallelism, uuid.uuid4().hex[:12])
             try:
                 self.files.create(layout.run_path(record.run), msgspec.json.encode(record))
                 return record

@@ -479,7 +479,7 @@ class KeyedProcessHarness:
         self._loop = _Loop(
             files=self.files,
             identity=identity,
-            run=run.run,
+            run=run,
             operators=[OperatorPlan(UID, self.spec.name, self.spec.parallelism)],
             sinks=[self._sink],
             cluster=self.cluster,

@@ -1,0 +1,118 @@
+"""The job that the kill tests run in a process of its own: the oracle over a folder of files, written to files.
+
+Its one argument is a JSON object:
+
+* `folder`: where input, output and the job lie
+* `kill`: `[step, epoch]` of the epoch loop at which the whole process group is killed
+* `kill_jvm`: the same, but only Spark's JVM is killed
+* `hold`: `[step, epoch, path]`: wait at that step until the path exists
+* `workers`: true to have Python workers kill themselves, once amid their rows and once after writing their changes
+* `options`: further options of the job
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result
+
+from cairn import FileSink, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from cairn.coordinator.epochs import EpochLoop
+
+
+def once(path: Path) -> bool:
+    """True for the first caller of all processes."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class SuicidalOracle(Oracle):
+    """Kills its worker after some rows of epoch 1, and right after the changes of epoch 3 are durable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows = 0
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        super().open(runtime_context)
+        from cairn.runtime import task
+
+        write_delta: Any = task._write_delta
+        folder = self.folder
+
+        def write_and_die(uid: str, sections: Any, groups: Any, context: Any, *rest: Any) -> Any:
+            written = write_delta(uid, sections, groups, context, *rest)
+            if context.epoch == 3 and sections and once(folder / "died-after-writing"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return written
+
+        if write_delta.__name__ != "write_and_die":
+            task._write_delta = write_and_die  # type: ignore[assignment]
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Result]:
+        self.rows += 1
+        if value.seq > 3 and self.rows > 5 and once(self.folder / "died-amid-rows"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().process_element(value, ctx)
+
+
+def intercept(plan: dict[str, Any]) -> None:
+    """Stop the world, or a part of it, between two steps of the epoch loop."""
+    started = Path(plan["folder"]) / f"started-{os.getpid()}"
+
+    def step(self: EpochLoop, name: str, epoch: int) -> None:
+        started.touch()
+        if [name, epoch] == plan.get("kill"):
+            os.killpg(0, signal.SIGKILL)
+        if [name, epoch] == plan.get("kill_jvm"):
+            gateway: Any = SparkContext._gateway
+            os.kill(gateway.proc.pid, signal.SIGKILL)
+        held = plan.get("hold")
+        if held and [name, epoch] == held[:2]:
+            while not os.path.exists(held[2]):
+                time.sleep(0.05)
+
+    EpochLoop.step = step  # type: ignore[method-assign]
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    folder = Path(plan["folder"])
+    intercept(plan)
+    config = {
+        "execution.checkpointing.dir": str(folder / "jobs"),
+        "execution.checkpointing.local-backup.dirs": str(folder / "stores"),
+        "execution.checkpointing.data-inline-threshold": "0",
+        "parallelism.default": 2,
+        "pipeline.max-parallelism": 16,
+        "cairn.epochs.retained": 3,
+        "cairn.compaction.max-chain": 3,
+        "spark.master": "local[2,4]",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "OFF",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        **plan.get("options", {}),
+    }
+    env = StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
+    source = env.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
+    function = SuicidalOracle(folder) if plan.get("workers") else Oracle()
+    checked = env.from_df(source).key_by("key").process(function, OUTPUT, uid="oracle")
+    checked.sink_to(FileSink(str(folder / "output")), uid="out")
+    env.execute("oracle")
+
+
+if __name__ == "__main__":
+    main()

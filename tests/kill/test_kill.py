@@ -1,0 +1,199 @@
+"""Processes killed by force at every step, then started again: each row counts exactly once, in state and output."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.spark.lab import intact_manifests
+from tests.spark.oracle import Result, Row, expected, numbered_rows, write_files
+
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+
+
+class Trial:
+    """An input, a job over it that may be killed, and what a reader of its files sees."""
+
+    def __init__(self, folder: Path, rows: list[Row], files: int) -> None:
+        self.folder = folder
+        self.rows = rows
+        self.files = files
+        self.starts = 0
+        self._children: list[subprocess.Popen[str]] = []
+        write_files(folder / "input", rows, files)
+
+    def start(self, **plan: Any) -> subprocess.Popen[str]:
+        """Start the job as a process group of its own."""
+        self.starts += 1
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        log = (self.folder / f"log-{self.starts}").open("w")
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.kill.child", json.dumps({"folder": str(self.folder), **plan})],
+            cwd=ROOT,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(path)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        log.close()
+        self._children.append(child)
+        return child
+
+    def log(self, start: int = 0) -> str:
+        return (self.folder / f"log-{start or self.starts}").read_text()
+
+    def run(self, **plan: Any) -> int:
+        """Start the job and wait for its end, whatever it is."""
+        return self.start(**plan).wait(timeout=150)
+
+    def finish(self) -> None:
+        """Run to the end without a fault, and check everything."""
+        assert self.run() == 0, self.log()
+        assert self.newest() == self.files - 1
+        assert self.visible() == expected(self.rows)
+
+    def newest(self) -> int:
+        """The newest committed epoch. All files that retained manifests name are there."""
+        manifests = intact_manifests(self.folder / "jobs" / "oracle", retained=3)
+        return manifests[-1].epoch if manifests else -1
+
+    def visible(self) -> list[Result]:
+        """What a reader of the output sees now, sorted."""
+        found = sorted((self.folder / "output").glob("part-*.parquet"))
+        rows = [row for path in found for row in pq.read_table(path).to_pylist()]
+        return sorted(tuple(row.values()) for row in rows)
+
+    def until(self, epoch: int) -> list[Result]:
+        """What the output must be once all epochs to this one are published."""
+        return expected(self.rows[: len(self.rows) * (epoch + 1) // self.files])
+
+    def stop(self) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+@pytest.fixture
+def trials(request: pytest.FixtureRequest) -> Any:
+    """Makes trials and ends what is left of them."""
+    made: list[Trial] = []
+
+    def make(folder: Path, rows: int = 200, files: int = 8, seed: int = 1) -> Trial:
+        made.append(Trial(folder, numbered_rows(rows, 13, seed), files))
+        return made[-1]
+
+    yield make
+    for trial in made:
+        trial.stop()
+
+
+def test_driver_killed_at_every_step(trials: Any, tmp_path: Path) -> None:
+    """Seven crashes while one epoch is repeated, each a step further, then later ones: nothing is lost or doubled."""
+    trial = trials(tmp_path, files=7)
+    for name, epoch, committed, shown in (
+        ("begin", 1, 0, 0),
+        ("announced", 1, 0, 0),
+        ("prepared", 1, 0, 0),
+        ("acknowledged", 1, 0, 0),
+        ("committed", 1, 1, 0),
+        ("begin", 1, 1, 0),  # rolled forward, not run again
+        ("published", 1, 1, 1),
+        ("published", 3, 3, 3),
+        ("cleaned", 4, 4, 4),
+    ):
+        assert trial.run(kill=[name, epoch]) == -signal.SIGKILL, trial.log()
+        assert trial.newest() == committed, (name, epoch)
+        assert trial.visible() == trial.until(shown), (name, epoch)
+    # The JVM alone: the Python driver must notice and end with an error, not hang.
+    assert trial.run(kill_jvm=["acknowledged", 5]) > 0, trial.log()
+    assert trial.newest() in (4, 5)
+    trial.finish()
+    assert not list((tmp_path / "output" / "_cairn").rglob("part-*")), "prepared files are left over"
+    assert len(list((tmp_path / "jobs" / "oracle" / "runs").iterdir())) == trial.starts == 11
+
+
+def test_workers_killed_amid_rows_and_after_writing(trials: Any, tmp_path: Path) -> None:
+    """Spark repeats the task; what the dead attempt wrote is named by no manifest."""
+    trial = trials(tmp_path, rows=300, files=5)
+    assert trial.run(workers=True, options={"cairn.compaction.max-chain": 100, "cairn.epochs.retained": 50}) == 0
+    assert (tmp_path / "died-amid-rows").exists()
+    assert (tmp_path / "died-after-writing").exists()
+    assert trial.visible() == expected(trial.rows)
+    job = tmp_path / "jobs" / "oracle"
+    manifests = intact_manifests(job)
+    named = set().union(*(manifest.files() for manifest in manifests))
+    present = {f"shared/oracle/{path.name}" for path in (job / "shared" / "oracle").iterdir()}
+    assert len(present - named) == 1, "the delta of the dead attempt"
+    ranges = [handle.first_group for handle in manifests[-1].operators[0].chain if handle.epoch == 3]
+    assert sorted(ranges) == [0, 8]
+
+
+def test_random_kills(trials: Any, tmp_path: Path) -> None:
+    seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
+    print(f"KILL_SEED={seed}")
+    rng = random.Random(seed)
+    trial = trials(tmp_path, rows=600, files=30, seed=seed)
+    newest = -1
+    for _ in range(5):
+        inline = rng.choice(["0", "2 kb", "20 kb"])
+        child = trial.start(options={"execution.checkpointing.data-inline-threshold": inline})
+        started = tmp_path / f"started-{child.pid}"
+        while not started.exists() and child.poll() is None:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 3))
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        assert child.wait() in (-signal.SIGKILL, 0), trial.log()
+        assert trial.newest() >= newest
+        newest = trial.newest()
+        assert trial.visible() in (trial.until(newest), trial.until(newest - 1)) or _partly_shown(trial, newest)
+    trial.finish()
+
+
+def _partly_shown(trial: Trial, newest: int) -> bool:
+    """Killed between two files of one epoch: all rows before it, some of its own, none of them twice."""
+    shown, done, doing = trial.visible(), trial.until(newest - 1), trial.until(newest)
+    return len(set(shown)) == len(shown) and set(done) <= set(shown) <= set(doing)
+
+
+def test_newer_drivers_take_over(trials: Any, tmp_path: Path) -> None:
+    """One driver is overtaken before its commit, the next one after it. Both stop and name the newer run."""
+    trial = trials(tmp_path, files=7)
+    runs = tmp_path / "jobs" / "oracle" / "runs"
+    first = trial.start(hold=["prepared", 2, str(runs / f"{2:020d}")])
+    _wait(lambda: trial.newest() >= 1, first, trial)
+    done = tmp_path / "done"
+    second = trial.start(hold=["committed", 4, str(done)])
+    assert first.wait(timeout=120) > 0
+    assert "FencedError" in trial.log(1)
+    assert "this is run 1 of the job" in trial.log(1)
+    assert f"run 2 (process {second.pid} on" in trial.log(1)
+    _wait(lambda: trial.newest() >= 4, second, trial)
+    trial.finish()
+    done.touch()
+    assert second.wait(timeout=60) > 0
+    assert "FencedError" in trial.log(2), trial.log(2)
+    assert "run 3 (process" in trial.log(2)
+    assert trial.newest() == 6
+    assert trial.visible() == expected(trial.rows)
+
+
+def _wait(condition: Any, child: subprocess.Popen[str], trial: Trial) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert child.poll() is None, trial.log()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
