@@ -100,29 +100,51 @@ def trials(request: pytest.FixtureRequest) -> Any:
         trial.stop()
 
 
-def test_driver_killed_at_every_step(trials: Any, tmp_path: Path) -> None:
-    """Seven crashes while one epoch is repeated, each a step further, then later ones: nothing is lost or doubled."""
-    trial = trials(tmp_path, files=7)
+def test_driver_killed_at_every_step_and_at_random(trials: Any, tmp_path: Path) -> None:
+    """One job through many crashes: nothing is lost or doubled.
+
+    First at every step, seven times in a row while the same epoch is repeated; then the JVM alone; then at random
+    moments (`KILL_SEED` repeats a run, `KILL_ROUNDS` sets how many).
+    """
+    seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
+    print(f"KILL_SEED={seed}")
+    trial = trials(tmp_path, rows=500, files=25, seed=seed)
     for name, epoch, committed, shown in (
         ("begin", 1, 0, 0),
         ("announced", 1, 0, 0),
         ("prepared", 1, 0, 0),
         ("acknowledged", 1, 0, 0),
         ("committed", 1, 1, 0),
-        ("begin", 1, 1, 0),  # rolled forward, not run again
-        ("published", 1, 1, 1),
-        ("published", 3, 3, 3),
+        ("published", 1, 1, 1),  # rolled forward, not run again
         ("cleaned", 4, 4, 4),
     ):
         assert trial.run(kill=[name, epoch]) == -signal.SIGKILL, trial.log()
         assert trial.newest() == committed, (name, epoch)
         assert trial.visible() == trial.until(shown), (name, epoch)
-    # The JVM alone: the Python driver must notice and end with an error, not hang.
-    assert trial.run(kill_jvm=["acknowledged", 5]) > 0, trial.log()
-    assert trial.newest() in (4, 5)
+    # The Python driver must notice that its JVM is gone and end with an error, not hang.
+    assert trial.run(kill_jvm=["acknowledged", 6]) > 0, trial.log()
+    assert trial.newest() in (5, 6)
+    _kill_at_random(trial, random.Random(seed), int(os.environ.get("KILL_ROUNDS", "3")))
     trial.finish()
     assert not list((tmp_path / "output" / "_cairn").rglob("part-*")), "prepared files are left over"
-    assert len(list((tmp_path / "jobs" / "oracle" / "runs").iterdir())) == trial.starts == 11
+    assert len(list((tmp_path / "jobs" / "oracle" / "runs").iterdir())) == trial.starts
+
+
+def _kill_at_random(trial: Trial, rng: random.Random, rounds: int) -> None:
+    newest = trial.newest()
+    for _ in range(rounds):
+        inline = rng.choice(["0", "2 kb", "20 kb"])
+        child = trial.start(options={"execution.checkpointing.data-inline-threshold": inline})
+        started = trial.folder / f"started-{child.pid}"
+        while not started.exists() and child.poll() is None:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 4))
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        assert child.wait() in (-signal.SIGKILL, 0), trial.log()
+        assert trial.newest() >= newest
+        newest = trial.newest()
+        assert _partly_shown(trial, newest)
 
 
 def test_workers_killed_amid_rows_and_after_writing(trials: Any, tmp_path: Path) -> None:
@@ -141,30 +163,8 @@ def test_workers_killed_amid_rows_and_after_writing(trials: Any, tmp_path: Path)
     assert sorted(ranges) == [0, 8]
 
 
-def test_random_kills(trials: Any, tmp_path: Path) -> None:
-    seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
-    print(f"KILL_SEED={seed}")
-    rng = random.Random(seed)
-    trial = trials(tmp_path, rows=600, files=30, seed=seed)
-    newest = -1
-    for _ in range(5):
-        inline = rng.choice(["0", "2 kb", "20 kb"])
-        child = trial.start(options={"execution.checkpointing.data-inline-threshold": inline})
-        started = tmp_path / f"started-{child.pid}"
-        while not started.exists() and child.poll() is None:
-            time.sleep(0.02)
-        time.sleep(rng.uniform(0, 3))
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-        assert child.wait() in (-signal.SIGKILL, 0), trial.log()
-        assert trial.newest() >= newest
-        newest = trial.newest()
-        assert trial.visible() in (trial.until(newest), trial.until(newest - 1)) or _partly_shown(trial, newest)
-    trial.finish()
-
-
 def _partly_shown(trial: Trial, newest: int) -> bool:
-    """Killed between two files of one epoch: all rows before it, some of its own, none of them twice."""
+    """All rows of the epochs before the newest, any of its own (its files appear one by one), none of them twice."""
     shown, done, doing = trial.visible(), trial.until(newest - 1), trial.until(newest)
     return len(set(shown)) == len(shown) and set(done) <= set(shown) <= set(doing)
 
