@@ -234,6 +234,11 @@ def test_wrong_option_value_is_a_usage_error(tmp_path: Path, args: list[str]) ->
     assert answer.stdout == ""
 
 
+def listen_to_interrupts() -> None:
+    """A shell that runs the tests in the background ignores Ctrl-C, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupt_ends_with_130(tmp_path: Path) -> None:
     script = job(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen(
@@ -242,6 +247,7 @@ def test_interrupt_ends_with_130(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        preexec_fn=listen_to_interrupts,
     )
     with process:
         assert process.stdout is not None

@@ -23,7 +23,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -90,9 +90,9 @@ class StoreCopy:
             if not len(wanted):
                 break
             asked = keys if len(wanted) == len(keys) else keys.take(pa.array(wanted))
-            found = pc.index_in(asked, value_set=layer.column("key").chunk(0))
-            missing = np.asarray(pc.is_null(found))
-            places[wanted] = np.asarray(found.fill_null(-1 - offset)) + offset
+            found = _rows_of_keys(asked, layer.column("key").chunk(0))
+            missing = found < 0
+            places[wanted] = np.where(missing, -1, found + offset)
             parts.append(layer.column("value").chunk(0))
             if ttl:
                 stamps.append(layer.column("time").chunk(0))
@@ -146,6 +146,20 @@ class StoreCopy:
             self._backend.close()
         if self._lock is not None:
             self._lock.release()
+
+
+def _rows_of_keys(asked: pa.Array, keys: pa.Array) -> np.ndarray[Any, Any]:
+    """Where each asked key stands among the keys of a layer; -1 where it does not. Both are free of repetitions.
+
+    The smaller side is what gets hashed: after the newest layer few keys are left to ask the older ones for.
+    """
+    if len(asked) * 4 < len(keys):
+        which = pc.index_in(keys, value_set=asked)
+        rows = np.flatnonzero(np.asarray(which.is_valid()))
+        found = np.full(len(asked), -1, dtype=np.int64)
+        found[np.asarray(which.drop_null())] = rows
+        return found
+    return np.asarray(pc.index_in(asked, value_set=keys).fill_null(-1)).astype(np.int64)
 
 
 def _gather(parts: Sequence[pa.Array], where: pa.Array) -> pa.Array:
