@@ -103,7 +103,7 @@ def trials(request: pytest.FixtureRequest) -> Any:
 def test_driver_killed_at_every_step_and_at_random(trials: Any, tmp_path: Path) -> None:
     """One job through many crashes: nothing is lost or doubled.
 
-    First at every step, seven times in a row while the same epoch is repeated; then the JVM alone; then at random
+    First at every step, six times in a row while the same epoch is repeated; then the JVM alone; then at random
     moments (`KILL_SEED` repeats a run, `KILL_ROUNDS` sets how many).
     """
     seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
