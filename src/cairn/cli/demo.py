@@ -25,7 +25,7 @@ from typing import Any
 
 from cairn.cli.doctor import Status, check_java, check_pyspark
 from cairn.cli.output import ExitCode, Output
-from cairn.errors import EpochFailedError, InvalidInputError
+from cairn.errors import EpochFailedError, InternalError, InvalidInputError
 
 JOB = "demo"
 OPERATOR = "totals"
@@ -101,6 +101,8 @@ class _Demo:
             for event in job.events(until=lambda: self._is_being_written(victim)):
                 self._tell(event)
             killed = job.kill()
+        if not killed:
+            raise InternalError(f"the demo could not catch its job at work in epoch {victim}")
         when = "right after the commit" if self._is_committed(victim) else "in the middle"
         out.line(f"       kill -9 of all {killed} processes of the job, {when} of epoch {victim}")
         out.line("       starting it again ...")
@@ -135,8 +137,8 @@ class _Demo:
         """True once tasks of the epoch write their output, which is before its commit."""
         if self._newest < epoch - 1:
             return False  # spare the job the constant looking
-        stage = self._place / "out" / "_cairn" / f"{JOB}-{SINK}"
-        return any(stage.glob(f"{epoch}-*/_temporary/0/_temporary/*"))
+        staged = self._place / "out" / "_cairn"
+        return any(staged.glob(f"*/{epoch}-*/_temporary/0/_temporary/*"))
 
 
 class _Job:
