@@ -283,15 +283,25 @@ def struct_type(fields: Sequence[tuple[str, DataType]]) -> DataType:
         return [p(v) for p, v in zip(packs, value, strict=True)]
 
     def unpack(packed: Any) -> Any:
-        return row(*[u(v) for u, v in zip(unpacks, packed, strict=True)])
+        return row([u(v) for u, v in zip(unpacks, packed, strict=True)])
 
     return _nested(ddl, pack, unpack, fields=tuple(fields))
 
 
 @lru_cache(maxsize=256)
 def row_class(names: tuple[str, ...]) -> Any:
-    """The named tuple that rows with these columns are given as. Odd column names are reachable by position."""
-    return namedtuple("Row", names, rename=True)
+    """The named tuple that rows with these columns are given as. Odd column names are reachable by position.
+
+    It is made from an iterable of its values, as a tuple is: rows are made by the million, and this spares each of
+    them the constructor that `namedtuple` writes in Python.
+    """
+    named = namedtuple("Row", names, rename=True)  # type: ignore[misc]
+    kept = {name: part for name, part in vars(named).items() if name not in ("__new__", "__getnewargs__")}
+    return type("Row", (tuple,), kept | {"__reduce__": lambda row: (_rebuilt, (names, tuple(row)))})
+
+
+def _rebuilt(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return row_class(names)(values)
 
 
 def _quoted(name: str) -> str:

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import isgeneratorfunction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cairn.errors import (
@@ -37,6 +37,9 @@ from cairn.runtime.batches import KeyedChunk, OutputBuilder, event_times, row_co
 from cairn.runtime.registry import StateRegistry
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
+from cairn.storage.statefile import Section
+
+SLICE_ROWS = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ class ProcessOperator:
         timers = TaskTimerService(registry, context)
         self._element = ElementContext(self._slots, codec, timers)
         self._output = OutputBuilder(spec.uid, spec.output)
-        self._make_row = partial(tuple.__new__, row_class(spec.columns))
+        self._row = row_class(spec.columns)
         self.fired = 0
         runtime = TaskRuntimeContext(spec, subtask, attempt, registry, context.parameters)
         with self._explained("open()"):
@@ -237,34 +240,44 @@ class ProcessOperator:
             yield self._built(outputs)
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Process a chunk. Its keys are looked up at once; rows become objects a slice at a time, which stays in the
+        processor's cache and takes the memory that the slice before it gave back.
+        """
         since = time.perf_counter()
         chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
+        self._timings.add("decode", since)
+        for start in range(0, batch.num_rows, SLICE_ROWS):
+            outputs = self._process_slice(batch.slice(start, SLICE_ROWS), chunk.slots[start : start + SLICE_ROWS])
+            if outputs:
+                yield self._built(outputs)
+
+    def _process_slice(self, batch: pa.RecordBatch, key_slots: np.ndarray[Any, Any]) -> list[Any]:
+        since = time.perf_counter()
         columns = row_columns(batch, len(self._spec.columns))
-        slots = chunk.slots.tolist()
+        slots = key_slots.tolist()
+        times = None if self._spec.event_time < 0 else event_times(batch.column(self._spec.event_time))
         since = self._timings.add("decode", since)
         outputs: list[Any] = []
         process_element = self._function.process_element
         extend = self._collector(outputs, process_element)
         element = self._element
         current = self._slots.current
-        rows = map(self._make_row, zip(*columns, strict=True))
+        rows = map(self._row, zip(*columns, strict=True))
         with self._explained("process_element()"):
-            if self._spec.event_time < 0:
-                for current[0], row in zip(slots, rows, strict=True):
+            if times is not None:
+                for current[0], element.time, row in zip(slots, times, rows, strict=True):
                     result = process_element(row, element)
                     if result is not None:
                         extend(result)
             else:
-                times = event_times(batch.column(self._spec.event_time))
-                for current[0], element.time, row in zip(slots, times, rows, strict=True):
+                for current[0], row in zip(slots, rows, strict=True):
                     result = process_element(row, element)
                     if result is not None:
                         extend(result)
         current[0] = None
         element.time = None
-        since = self._timings.add("user", since)
-        if outputs:
-            yield self._built(outputs)
+        self._timings.add("user", since)
+        return outputs
 
     def _collector(self, outputs: list[Any], method: Callable[..., Any]) -> Callable[[Any], None]:
         """What takes the rows of one call. A method that returns may return what only looks like rows: check that."""
@@ -290,6 +303,11 @@ class ProcessOperator:
     def close(self) -> None:
         with self._explained("close()"):
             self._function.close()
+
+    def drain(self) -> list[Section]:
+        """The changes of the epoch."""
+        with self._explained("state"):
+            return self._registry.drain()
 
     def abandon(self) -> None:
         """Close the function after a failure, which is what the user must hear of, not what this may raise."""

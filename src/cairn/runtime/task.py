@@ -132,7 +132,7 @@ def _run(
 
         # 4. durable changes
         since = time.perf_counter()
-        sections = registry.drain()
+        sections = operator.drain()
         since = timings.add("drain", since)
         handle, inlined = _write_delta(spec.uid, sections, groups, context, attempt, files)
         timings.add("delta", since)

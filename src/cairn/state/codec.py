@@ -95,7 +95,7 @@ class KeyCodec:
             length = int.from_bytes(key[at : at + 4], "big")
             values.append(_key_value(dtype, key[at + 4 : at + 4 + length]))
             at += 4 + length
-        return self._row(*values)
+        return self._row(values)
 
 
 def _lengths(part: pa.Array) -> pa.Array:

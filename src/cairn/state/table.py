@@ -10,11 +10,13 @@ each read: changing an object that came from state has no effect until it is wri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cairn.errors import StateTypeError
+from cairn.errors import InternalError, StateTypeError
 from cairn.model.descriptors import StateDescriptor, StateTtlConfig, StateVisibility, UpdateType
 from cairn.model.types import DataType
 from cairn.state.slots import KeySlots
@@ -67,14 +69,28 @@ class StateTable(ABC):
                 f"operator '{self.operator}', state '{self.name}': {error.message}", state=self.name, **error.facts
             ) from None
 
-    def column(self, values: list[Any]) -> pa.Array:
+    def column(self, values: list[Any], slots: Sequence[int] = ()) -> pa.Array:
+        """Stored values as an Arrow column. What the fast paths let through is checked here, for all values at once;
+        `slots` tells whose values they are, for the error.
+        """
         try:
-            return pa.array(values, ARROW_STORAGE[self.type.storage])
-        except UnicodeEncodeError:
-            for value in values:
-                if value is not None:
-                    self.fit(value)
-            raise
+            column = pa.array(values, ARROW_STORAGE[self.type.storage])
+            if self._in_range(column):
+                return column
+        except (UnicodeEncodeError, OverflowError):
+            pass
+        for at, value in enumerate(values):
+            if slots:
+                self.slots.current[0] = slots[at]
+            if value is not None:
+                self.fit(value)
+        raise InternalError(f"operator '{self.operator}', state '{self.name}': a value cannot be stored")
+
+    def _in_range(self, column: pa.Array) -> bool:
+        if self.type.exact is not int or self.type.ddl == "bigint":
+            return True
+        low, high = (part.as_py() for part in pc.min_max(column).values())
+        return low is None or (low >= self.type.low and high <= self.type.high)
 
     @abstractmethod
     def drain(self) -> Section | None:

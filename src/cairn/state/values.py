@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,13 +44,14 @@ class ValueTable(StateTable):
             return None
         keys = self.slots.all_keys()
         values = self.values
+        picked = changed.tolist()
         if len(changed) == len(keys) == len(values):
-            columns = {"key": keys, "value": self.column(values)}
             times = self.times
         else:
-            picked = changed.tolist()
-            columns = {"key": keys.take(pa.array(changed)), "value": self.column([values[i] for i in picked])}
+            keys = keys.take(pa.array(changed))
+            values = [values[i] for i in picked]
             times = [self.times[i] for i in picked] if self.ttl is not None else []
+        columns = {"key": keys, "value": self.column(values, picked)}
         if self.ttl is not None:
             columns["time"] = pa.array(times, pa.int64())
         return Section(self.name, "value", self.type.storage, self.ttl is not None, sorted_table(columns))
@@ -61,49 +60,39 @@ class ValueTable(StateTable):
 class PlainValueState:
     """`ValueState` of a type that is stored as it is, without TTL: the fast path.
 
-    Its methods are closures over the table's lists, because they are called for every row: this spares each call the
-    look-up of five attributes.
+    Its methods are called for every row. They look up as little as they can, and whether a number is in the range of
+    its type is left to the drain, which sees all of them at once.
     """
 
-    __slots__ = ("clear", "update", "value")
+    __slots__ = ("_current", "_dirty", "_exact", "_table", "_values")
 
     def __init__(self, table: ValueTable) -> None:
-        values, dirty, current = table.values, table.dirty, table.slots.current
-        exact, low, high = table.type.exact, table.type.low, table.type.high
-        load, fit = table.load, table.fit
+        self._table = table
+        self._values = table.values
+        self._dirty = table.dirty
+        self._current = table.slots.current
+        self._exact = table.type.exact
 
-        def value() -> Any:
-            try:
-                return values[current[0]]
-            except _NO_SLOT:
-                load()
-                return values[current[0]]
+    def value(self) -> Any:
+        try:
+            return self._values[self._current[0]]
+        except _NO_SLOT:
+            self._table.load()
+            return self._values[self._current[0]]
 
-        def update(value: Any) -> None:
-            if value.__class__ is not exact and value is not None:
-                value = fit(value)
-            slot = current[0]
-            try:
-                values[slot] = value
-            except _NO_SLOT:
-                load()
-                values[slot] = value
-            dirty[slot] = 1
+    def update(self, value: Any) -> None:
+        if type(value) is not self._exact and value is not None:
+            value = self._table.fit(value)
+        slot = self._current[0]
+        try:
+            self._values[slot] = value
+        except _NO_SLOT:
+            self._table.load()
+            self._values[slot] = value
+        self._dirty[slot] = 1
 
-        def update_int(value: Any) -> None:
-            if value.__class__ is not int or not low <= value <= high:
-                value = None if value is None else fit(value)
-            slot = current[0]
-            try:
-                values[slot] = value
-            except _NO_SLOT:
-                load()
-                values[slot] = value
-            dirty[slot] = 1
-
-        self.value: Callable[[], Any] = value
-        self.update: Callable[[Any], None] = update_int if exact is int else update
-        self.clear: Callable[[], None] = partial(self.update, None)
+    def clear(self) -> None:
+        self.update(None)
 
 
 class CodedValueState:

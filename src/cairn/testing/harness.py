@@ -205,7 +205,7 @@ def fresh(spec: OperatorSpec) -> OperatorSpec:
 def rows_of(batch: pa.RecordBatch) -> list[Any]:
     """The rows of a batch as named tuples."""
     row = row_class(tuple(batch.schema.names))
-    return [row(*values) for values in zip(*[column.to_pylist() for column in batch.columns], strict=True)]
+    return list(map(row, zip(*[column.to_pylist() for column in batch.columns], strict=True)))
 
 
 class _HeldSink:
