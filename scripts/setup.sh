@@ -154,9 +154,22 @@ ensure_uv() {
 
 # ---------------------------------------------------------------- the environment
 
+# The interpreter of .venv: $CAIRN_PYTHON, else the one of the operating system if it is new enough, else uv's choice.
+# Distributions build theirs with profile-guided optimisation, home-made ones seldom are; user functions run a fifth
+# faster in the former.
+choose_python() {
+    if [ -n "${CAIRN_PYTHON:-}" ]; then
+        PYTHON="$CAIRN_PYTHON"
+    elif /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        PYTHON=/usr/bin/python3
+    else
+        PYTHON='>=3.11'
+    fi
+}
+
 fingerprint() {
     {
-        printf '%s\n' "$ROOT"
+        printf '%s\n' "$ROOT" "$PYTHON"
         cat pyproject.toml uv.lock scripts/setup.sh
     } | { sha256sum 2>/dev/null || shasum -a 256; } | cut -d' ' -f1
 }
@@ -166,7 +179,7 @@ install_through_configured_source() {
     if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}"; fi
     if [ -n "${PIP_FIND_LINKS:-}" ]; then export UV_FIND_LINKS="${UV_FIND_LINKS:-$PIP_FIND_LINKS}"; fi
     local requirements="$VENV/.cairn-requirements.txt"
-    [ -x "$VENV/bin/python" ] || "$UV" venv --quiet --python '>=3.11' "$VENV"
+    [ -x "$VENV/bin/python" ] || "$UV" venv --quiet --python "$PYTHON" "$VENV"
     "$UV" export --quiet --frozen --all-extras --no-hashes --no-emit-project --output-file "$requirements" >/dev/null &&
         "$UV" pip install --quiet --python "$VENV/bin/python" --requirements "$requirements" &&
         "$UV" pip install --quiet --python "$VENV/bin/python" --no-deps --editable .
@@ -177,7 +190,7 @@ build_environment() {
     unset VIRTUAL_ENV
     export UV_PROJECT_ENVIRONMENT="$VENV"
     say "installing the packages of uv.lock into .venv"
-    if ! "$UV" sync --quiet --locked --all-extras; then
+    if ! "$UV" sync --quiet --locked --all-extras --python "$PYTHON"; then
         say "that did not work; trying the package source configured on this machine"
         install_through_configured_source ||
             fail "the packages could not be installed; the messages above say why." \
@@ -189,6 +202,7 @@ build_environment() {
 
 main() {
     local wanted
+    choose_python
     wanted="$(fingerprint)"
     if [ -x "$VENV/bin/cairn" ] && [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$wanted" ] &&
         [ -x "$(java_command)" ]; then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +19,7 @@ from cairn.state.slots import KeySlots
 GROUP_COLUMN = "__cairn_group"
 CHUNK_ROWS = 512 * 1024
 CHUNK_BYTES = 48 << 20
+_MISFIT = (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError)
 
 
 def subtask_of_batch(batch: pa.RecordBatch, parallelism: int, max_parallelism: int) -> int:
@@ -51,16 +53,16 @@ def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if batch.num_rows == 0:
             continue
         if held and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES):
-            yield _joined(held)
+            yield joined(held)
             held, rows, size = [], 0, 0
         held.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
     if held:
-        yield _joined(held)
+        yield joined(held)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
@@ -88,9 +90,19 @@ class OutputBuilder:
         self._operator = operator
         self._schema = schema
         self._width = len(schema)
+        self._struct = pa.struct(list(schema))
         self._getters = [itemgetter(i) for i in range(self._width)]
 
     def build(self, rows: list[Any]) -> pa.RecordBatch:
+        if isinstance(rows[0], tuple):  # then Arrow takes nothing but tuples of the right length and types
+            with suppress(*_MISFIT):
+                whole = pa.array(rows, self._struct)
+                if whole.null_count == 0:
+                    return pa.RecordBatch.from_arrays(whole.flatten(), schema=self._schema)
+        return self._build_checked(rows)
+
+    def _build_checked(self, rows: list[Any]) -> pa.RecordBatch:
+        """Rows of all the forms that are taken, and the error for those that are not."""
         try:
             if not all(issubclass(kind, (tuple, list)) for kind in set(map(type, rows))):
                 rows = [self._row(row) for row in rows]
@@ -101,7 +113,7 @@ class OutputBuilder:
                 for get, field in zip(self._getters, self._schema, strict=True)
             ]
             return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        except (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError) as error:
+        except _MISFIT as error:
             raise self._explain(rows, error) from None
 
     def _row(self, row: Any) -> Any:
@@ -128,7 +140,7 @@ class OutputBuilder:
             for value, field in zip(row, self._schema, strict=True):
                 try:
                     pa.array([value], field.type)
-                except (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError) as why:
+                except _MISFIT as why:
                     return self._wrong(row, f"column '{field.name}' is {field.type}: {why}")
         return self._wrong(rows[0] if rows else (), str(error))
 

@@ -33,13 +33,14 @@ from cairn.model.descriptors import (
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.types import row_class
-from cairn.runtime.batches import KeyedChunk, OutputBuilder, event_times, row_columns
+from cairn.runtime.batches import KeyedChunk, OutputBuilder, event_times, joined, row_columns
 from cairn.runtime.registry import StateRegistry
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
 from cairn.storage.statefile import Section
 
 SLICE_ROWS = 16 * 1024
+OUTPUT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,11 @@ class Timings:
         now = time.perf_counter()
         self.spent[step] = self.spent.get(step, 0.0) + (now - since) * 1000
         return now
+
+    def move(self, source: str, target: str, millis: float) -> None:
+        """Count for another step what a step did on its behalf."""
+        self.spent[source] = max(0.0, self.spent.get(source, 0.0) - millis)
+        self.spent[target] = self.spent.get(target, 0.0) + millis
 
 
 class TaskRuntimeContext:
@@ -246,10 +252,18 @@ class ProcessOperator:
         since = time.perf_counter()
         chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
         self._timings.add("decode", since)
+        held: list[pa.RecordBatch] = []
+        size = 0
         for start in range(0, batch.num_rows, SLICE_ROWS):
             outputs = self._process_slice(batch.slice(start, SLICE_ROWS), chunk.slots[start : start + SLICE_ROWS])
             if outputs:
-                yield self._built(outputs)
+                held.append(self._built(outputs))
+                size += held[-1].nbytes
+            if size > OUTPUT_BYTES:
+                yield joined(held)
+                held, size = [], 0
+        if held:
+            yield joined(held)
 
     def _process_slice(self, batch: pa.RecordBatch, key_slots: np.ndarray[Any, Any]) -> list[Any]:
         since = time.perf_counter()

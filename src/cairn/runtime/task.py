@@ -136,6 +136,7 @@ def _run(
         since = timings.add("drain", since)
         handle, inlined = _write_delta(spec.uid, sections, groups, context, attempt, files)
         timings.add("delta", since)
+        timings.move("user", "state read", store.report.read_ms)
     finally:
         store.close()
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -63,6 +64,8 @@ class StoreReport:
     how: str = "empty"
     rows: int = 0
     failures: list[str] = field(default_factory=list)
+    read_ms: float = 0.0
+    """Time spent in bulk reads of values."""
 
 
 class StoreCopy:
@@ -176,7 +179,11 @@ class WorkingStore:
 
     def read(self, table: str, keys: pa.Array, storage: Storage, ttl: bool) -> tuple[pa.Array, pa.Array | None]:
         """Values (null where unset) and, with TTL, their times, for many keys of a value table."""
-        return self._values.values(table, keys, storage, ttl)
+        since = time.perf_counter()
+        try:
+            return self._values.values(table, keys, storage, ttl)
+        finally:
+            self.report.read_ms += (time.perf_counter() - since) * 1000
 
     def getter(self, table: str) -> Callable[[bytes], bytes | None]:
         """A function that reads one entry of a map or list table by its backend key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,17 @@ _NO_SLOT = (IndexError, TypeError)
 
 
 class ValueTable(StateTable):
-    """One value per slot. Slots are read in bulk, all that are pending, when the first of them is touched."""
+    """One value per slot. Slots are read in bulk, all that are pending, when the first of them is touched.
+
+    A slot has changed if its value is another object than the one that was read, or if it is marked as dirty.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.values: list[Any] = []
         self.times: list[Any] = []
         self.dirty = bytearray()
+        self._before: list[Any] = []
 
     def load(self) -> None:
         first = len(self.values)
@@ -33,13 +38,16 @@ class ValueTable(StateTable):
         if len(keys) == 0:
             raise StateMisuseError(f"operator '{self.operator}', state '{self.name}': the key has no slot")
         values, times = self.store.read(self.name, keys, self.type.storage, self.ttl is not None)
-        self.values.extend(values.to_pylist())
+        read = values.to_pylist()
+        self.values.extend(read)
+        self._before.extend(read)
         self.dirty.extend(bytes(len(keys)))
         if times is not None:
             self.times.extend(times.to_pylist())
 
     def drain(self) -> Section | None:
-        changed = np.flatnonzero(np.frombuffer(self.dirty, np.uint8))
+        replaced = np.fromiter(map(is_not, self.values, self._before), bool, len(self.values))
+        changed = np.flatnonzero(replaced | np.frombuffer(self.dirty, bool))
         if len(changed) == 0:
             return None
         keys = self.slots.all_keys()
@@ -60,16 +68,15 @@ class ValueTable(StateTable):
 class PlainValueState:
     """`ValueState` of a type that is stored as it is, without TTL: the fast path.
 
-    Its methods are called for every row. They look up as little as they can, and whether a number is in the range of
-    its type is left to the drain, which sees all of them at once.
+    Its methods are called for every row. They do as little as they can: which values are new, and whether a number is
+    in the range of its type, is left to the drain, which sees all of them at once.
     """
 
-    __slots__ = ("_current", "_dirty", "_exact", "_table", "_values")
+    __slots__ = ("_current", "_exact", "_table", "_values")
 
     def __init__(self, table: ValueTable) -> None:
         self._table = table
         self._values = table.values
-        self._dirty = table.dirty
         self._current = table.slots.current
         self._exact = table.type.exact
 
@@ -83,13 +90,11 @@ class PlainValueState:
     def update(self, value: Any) -> None:
         if type(value) is not self._exact and value is not None:
             value = self._table.fit(value)
-        slot = self._current[0]
         try:
-            self._values[slot] = value
+            self._values[self._current[0]] = value
         except _NO_SLOT:
             self._table.load()
-            self._values[slot] = value
-        self._dirty[slot] = 1
+            self._values[self._current[0]] = value
 
     def clear(self) -> None:
         self.update(None)
