@@ -31,16 +31,16 @@ class Plan:
 
     rows: int = 1_000_000
     keys: int = 200_000
-    warmup: int = 4
+    warmup: int = 5
     measured: int = 5
-    rounds: int = 2
+    rounds: int = 3
     nested_keys: int = 50_000
     map_entries: int = 10
     native_rows: int = 250_000
     native_keys: int = 50_000
     native_warmup: int = 1
     native_measured: int = 2
-    native_rounds: int = 1
+    native_rounds: int = 2
     native_seconds: float = 240.0
     small_rows: int = 10
     small_warmup: int = 30

@@ -80,6 +80,7 @@ class KeyedChunk:
         first[self.key_index[::-1]] = np.arange(count - 1, -1, -1)
         self.key_slots = slots.add(with_groups(groups[first], encoded.dictionary))
         self.slots = self.key_slots[self.key_index]
+        slots.rows += count
         self.rows = batch
 
 

@@ -20,7 +20,8 @@ from cairn.model.descriptors import (
 from cairn.model.functions import TimeDomain
 from cairn.model.manifest import EpochContext, StateSpec
 from cairn.model.types import DataType
-from cairn.state.entries import ListStateHandle, ListTable, MapStateHandle, MapTable
+from cairn.state.lists import ListStateHandle, ListTable
+from cairn.state.maps import MapTable, map_state
 from cairn.state.slots import KeySlots
 from cairn.state.store import WorkingStore
 from cairn.state.table import StateTable
@@ -57,19 +58,20 @@ class StateRegistry:
         arguments = (self.uid, descriptor, self.slots, self.store, self._context.time_ms)
         handle: Any
         if isinstance(descriptor, ListStateDescriptor):
-            table: StateTable = ListTable(*arguments, epoch=self._context.epoch)
-            handle = ListStateHandle(table)  # type: ignore[arg-type]
+            of_list = ListTable(*arguments, epoch=self._context.epoch)
+            table: StateTable = of_list
+            handle = ListStateHandle(of_list)
         elif isinstance(descriptor, MapStateDescriptor):
-            table = MapTable(*arguments)
-            handle = MapStateHandle(table)
+            table = of_map = MapTable(*arguments)
+            handle = map_state(of_map)
         else:
-            table = ValueTable(*arguments)
+            table = of_value = ValueTable(*arguments)
             if isinstance(descriptor, ReducingStateDescriptor):
-                handle = ReducingState(table, descriptor)
+                handle = ReducingState(of_value, descriptor)
             elif isinstance(descriptor, AggregatingStateDescriptor):
-                handle = AggregatingState(table, descriptor)
+                handle = AggregatingState(of_value, descriptor)
             else:
-                handle = value_state(table)
+                handle = value_state(of_value)
         self._tables[descriptor.name] = table
         self._handles[descriptor.name] = handle
         self.specs[spec.name] = spec

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
 from typing import ClassVar
 
 from cairn.errors import CairnError, NotFoundError
@@ -73,6 +74,10 @@ class StateBackend(ABC):
 
         The result is that of one moment. It is read to its end, or dropped, before the next `apply`.
         """
+
+    def first(self, table: str, prefix: bytes, limit: int) -> list[Put]:
+        """The first pairs that `scan` gives, at most `limit`. Called for many prefixes; worth a quick version."""
+        return list(islice(self.scan(table, prefix), limit))
 
     @abstractmethod
     def apply(self, changes: Iterable[TableChanges], version: str | None) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,6 @@ from cairn.storage.statefile import ARROW_STORAGE
 MAX_KEY_BYTES = 32 * 1024
 _SIGN = 1 << 63
 _double = struct.Struct(">d")
-_stored_int = struct.Struct("<q").unpack
-_stored_float = struct.Struct("<d").unpack
 _KEY_TYPES = {
     "boolean", "tinyint", "smallint", "int", "bigint", "float", "double",
     "string", "binary", "date", "timestamp", "timestamp_ntz",
@@ -173,6 +172,18 @@ def entry_value(dtype: DataType, entry: bytes) -> Any:
     return dtype.from_storage(entry)
 
 
+@lru_cache(maxsize=128)
+def _words(order: str, kind: str, count: int) -> struct.Struct:
+    return struct.Struct(f"{order}{count}{kind}")
+
+
+def stored_entries(storage: Storage, entries: list[bytes]) -> list[Any]:
+    """The stored forms of map keys from their entry bytes; those of floating-point keys are the bytes themselves."""
+    if storage is Storage.INT:
+        return [number - _SIGN for number in _words(">", "Q", len(entries)).unpack(b"".join(entries))]
+    return [entry.decode() for entry in entries] if storage is Storage.TEXT else entries
+
+
 def entry_prefix(key: bytes) -> bytes:
     """What all entries of a key begin with in a backend; no key's prefix is the beginning of another's."""
     return len(key).to_bytes(2, "big") + key
@@ -223,12 +234,10 @@ def value_column(raw: Sequence[bytes | None], storage: Storage, ttl: bool) -> tu
     return pa.array(full, mask=mask), times
 
 
-def value_decoder(storage: Storage) -> Callable[[bytes], Any]:
-    """What turns one value's bytes (without time) into its stored form."""
+def stored_values(storage: Storage, raw: list[bytes]) -> list[Any]:
+    """The stored forms of some values from their bytes (without time)."""
     if storage is Storage.INT:
-        return lambda raw: _stored_int(raw)[0]
+        return list(_words("<", "q", len(raw)).unpack(b"".join(raw)))
     if storage is Storage.FLOAT:
-        return lambda raw: _stored_float(raw)[0]
-    if storage is Storage.TEXT:
-        return bytes.decode
-    return bytes
+        return list(_words("<", "d", len(raw)).unpack(b"".join(raw)))
+    return [text.decode() for text in raw] if storage is Storage.TEXT else raw

@@ -70,6 +70,8 @@ def changes_of(section: Section) -> TableChanges:
         clears = []
         if entries.null_count:
             clears = [codec.entry_prefix(k) for k in keys.filter(pc.is_null(entries)).to_pylist()]
+    if entries.null_count == 0 and value.null_count == 0:
+        return TableChanges(section.table, puts=cast(list[Put], list(zip(names, values, strict=True))))
     return TableChanges(
         section.table,
         puts=[(k, v) for k, v in zip(names, values, strict=True) if v is not None and k is not None],

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import lmdb
@@ -47,6 +48,7 @@ class LmdbBackend(StateBackend):
         self._path = os.path.join(folder, "data.mdb")
         self._tables: dict[str, Any] = {}
         self._txn: Any = None
+        self._cursors: dict[str, Any] = {}
         try:
             self._check_size()
             self._env = lmdb.open(
@@ -96,6 +98,9 @@ class LmdbBackend(StateBackend):
 
     def _end_reader(self) -> None:
         if self._txn is not None:
+            for cursor in self._cursors.values():
+                cursor.close()
+            self._cursors = {}
             self._txn.abort()
             self._txn = None
             self._tables = {}  # the handles of tables that were opened in it are gone with it
@@ -172,22 +177,35 @@ class LmdbBackend(StateBackend):
         with txn.cursor(handle) as cursor:
             if not cursor.set_range(lowest[:_HEAD]):
                 return
-            for stored_key, stored_value in cursor:
+            for pair in cursor:
+                stored_key = pair[0]
                 if not stored_key.startswith(head):
                     break
-                pair = (stored_key, stored_value)
                 if _is_long(stored_key):
-                    pair = _split(stored_value)
+                    pair = _split(pair[1])
                 if alike and pair[0][:_HEAD] != alike[0][0][:_HEAD]:
                     yield from sorted(alike)
                     alike = []
-                if not pair[0].startswith(prefix) or pair[0] < lowest:
-                    continue
-                if len(pair[0]) < _HEAD:
-                    yield pair
-                else:
+                if len(stored_key) < _HEAD:
+                    if stored_key >= lowest:
+                        yield pair
+                elif pair[0].startswith(prefix) and pair[0] >= lowest:
                     alike.append(pair)
         yield from sorted(alike)
+
+    def first(self, table: str, prefix: bytes, limit: int) -> list[Put]:
+        handle = self._table(table)
+        if handle is None:
+            return []
+        cursor = self._cursors.get(table)
+        if cursor is None:
+            cursor = self._cursors[table] = self._reader().cursor(handle)
+        found = list(islice(cursor, limit)) if cursor.set_range(prefix[:_HEAD]) else []
+        while found and not found[-1][0].startswith(prefix[:_HEAD]):
+            found.pop()
+        if found and max([len(key) for key, _ in found]) >= _HEAD:
+            return super().first(table, prefix, limit)
+        return found
 
     def apply(self, changes: Iterable[TableChanges], version: str | None) -> None:
         changes = list(changes)

@@ -23,6 +23,8 @@ class KeySlots:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
         self.current: list[Any] = [None]
+        self.rows = 0
+        """Rows whose keys were added, to tell whether keys come back within an epoch."""
         self._index: dict[bytes, int] | None = None
         self._parts: list[pa.Array] = []
 

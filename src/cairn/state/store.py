@@ -126,6 +126,9 @@ class StoreCopy:
 
         return get
 
+    def first(self, table: str, prefix: bytes, limit: int) -> list[Put]:
+        return self.guard(lambda: self._backend.first(table, prefix, limit))
+
     def scan(self, table: str, prefix: bytes, start: bytes) -> Iterator[Put]:
         try:
             yield from self._backend.scan(table, prefix, start)
@@ -188,6 +191,10 @@ class WorkingStore:
     def getter(self, table: str) -> Callable[[bytes], bytes | None]:
         """A function that reads one entry of a map or list table by its backend key."""
         return self._entries.getter(table)
+
+    def first(self, table: str, prefix: bytes, limit: int) -> list[Put]:
+        """The first entries under a prefix, at most `limit`."""
+        return self._entries.first(table, prefix, limit)
 
     def scan(self, table: str, prefix: bytes = b"", start: bytes = b"") -> Iterator[Put]:
         """Entries of a map, list or timer table in the order of their backend keys."""

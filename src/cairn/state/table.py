@@ -1,7 +1,7 @@
 """What all kinds of state share inside a task: the declaration, TTL, fitting values to their type, draining changes.
 
 Every mutation goes through a handle's own table, which is also what writes the delta, so none can be forgotten.
-`state/values.py` has one value per key, `state/entries.py` maps and lists.
+`state/values.py` has one value per key, `state/maps.py` and `state/lists.py` many entries per key.
 
 Values of plain types (numbers, text, bytes) are kept as they are. All others are kept encoded and decoded anew at
 each read: changing an object that came from state has no effect until it is written back, on any backend.
@@ -75,7 +75,7 @@ class StateTable(ABC):
         """
         try:
             column = pa.array(values, ARROW_STORAGE[self.type.storage])
-            if self._in_range(column):
+            if self.in_range(column, self.type):
                 return column
         except (UnicodeEncodeError, OverflowError):
             pass
@@ -86,11 +86,13 @@ class StateTable(ABC):
                 self.fit(value)
         raise InternalError(f"operator '{self.operator}', state '{self.name}': a value cannot be stored")
 
-    def _in_range(self, column: pa.Array) -> bool:
-        if self.type.exact is not int or self.type.ddl == "bigint":
+    @staticmethod
+    def in_range(column: pa.Array, dtype: DataType) -> bool:
+        """Whether all numbers of a column are in the range of an integer type."""
+        if dtype.exact is not int or dtype.ddl == "bigint":
             return True
         low, high = (part.as_py() for part in pc.min_max(column).values())
-        return low is None or (low >= self.type.low and high <= self.type.high)
+        return low is None or (low >= dtype.low and high <= dtype.high)
 
     @abstractmethod
     def drain(self) -> Section | None:

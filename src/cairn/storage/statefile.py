@@ -20,7 +20,7 @@ entries of the key removed before the rest applies) and `time` (last access in m
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -187,14 +187,20 @@ def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
     return data.slice(first, last - first)
 
 
-def sorted_table(columns: dict[str, pa.Array | Sequence[object]]) -> pa.Table:
-    """A section's table from unsorted columns, in the order that state files promise: nulls of `entry` first."""
+def ordered_table(columns: dict[str, pa.Array]) -> pa.Table:
+    """A section's table from columns that are in the order that state files promise: nulls of `entry` first."""
     table = pa.table(columns)
     if max(column.nbytes for column in table.columns) >= MAX_COLUMN_BYTES:
         raise EpochFailedError(
             f"one epoch changed more than {MAX_COLUMN_BYTES >> 20} MiB of one state in one subtask; raise the "
             "parallelism, or let fewer rows into an epoch (maxFilesPerTrigger, maxOffsetsPerTrigger)"
         )
+    return table.combine_chunks()
+
+
+def sorted_table(columns: dict[str, pa.Array]) -> pa.Table:
+    """A section's table from unsorted columns."""
+    table = ordered_table(columns)
     keys = [("key", "ascending", "at_end")]
     if "entry" in columns:
         keys.append(("entry", "ascending", "at_start"))
