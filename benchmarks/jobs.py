@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -148,13 +148,16 @@ def running_sum(batch: pa.RecordBatch, ctx: BatchContext) -> pa.RecordBatch:
 # cairn's variants.
 
 
-def _keyed(bench: Bench, frame: DataFrame, backend: str, local: str = "local") -> KeyedStream:
+def _keyed(
+    bench: Bench, frame: DataFrame, backend: str, local: str = "local", options: Mapping[str, Any] | None = None
+) -> KeyedStream:
     config = {
         "execution.checkpointing.dir": str(bench.work / "jobs"),
         "execution.checkpointing.local-backup.dirs": str(bench.work / local),
         "parallelism.default": PARALLELISM,
         "pipeline.max-parallelism": GROUPS,
         "state.backend.type": backend,
+        **(options or {}),
     }
     env = StreamExecutionEnvironment.get_execution_environment(bench.spark, config)
     return env.from_df(frame).key_by("user")

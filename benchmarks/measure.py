@@ -51,6 +51,13 @@ class Plan:
     touched: int = 100_000
     touched_rounds: int = 2
     cold_starts: int = 3
+    checkpoint_few: int = 100_000
+    checkpoints_taken: int = 5
+    checkpoint_rounds: int = 3
+    checkpoint_interval: str = "10 s"
+    long_measured: int = 20
+    restart_keys: int = 1_000_000
+    restart_rows: int = 1_000
     suite_seconds: float = 3600.0
 
 
@@ -71,6 +78,12 @@ QUICK = Plan(
     insert_rows=50_000,
     touched=5_000,
     cold_starts=2,
+    checkpoint_few=5_000,
+    checkpoints_taken=2,
+    checkpoint_rounds=1,
+    checkpoint_interval="200 ms",
+    long_measured=6,
+    restart_keys=20_000,
     suite_seconds=600.0,
 )
 

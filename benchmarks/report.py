@@ -68,7 +68,7 @@ def judge(check: Check, found: Mapping[str, Series]) -> Line:
         name=check.name,
         measures=check.measures,
         value=value,
-        unit="rows/s" if rate else "ms",
+        unit={"rate": "rows/s", "bytes": "bytes"}.get(check.kind, "ms"),
         spread=_spread(ours, rate),
         against=check.against,
         against_value=beside,

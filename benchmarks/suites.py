@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks import jobs, spark_native
+from benchmarks import checkpointing, jobs, spark_native
 from benchmarks.measure import Bench, Plan, Variant
 
 
@@ -59,6 +59,7 @@ SUITES = {
         prepare=jobs.fill,
         once={"cold-start": jobs.cold_start},
     ),
+    "checkpoints": Suite(checkpointing.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=checkpointing.fill),
 }
 
 
@@ -73,15 +74,15 @@ class Check:
     against: str
     """The series beside it; empty where the target is a plain number."""
     kind: str
-    """`rate`: our rows per second by theirs. `slower`: our time by theirs. `added`: our time less theirs, in
-    milliseconds. `plain`: the value itself, in keys per second."""
+    """`rate`: our rows per second by theirs. `slower`: our time by theirs. `bytes`: our bytes by theirs. `added`: our
+    time less theirs, in milliseconds. `plain`: the value itself, in keys per second."""
     target: float
     same_size: str = ""
     """For `rate`: a series of ours on exactly their workload, told as a detail."""
 
     @property
     def at_most(self) -> bool:
-        return self.kind in ("slower", "added")
+        return self.kind in ("slower", "bytes", "added")
 
     def needs(self) -> set[str]:
         return {self.ours, self.against, self.same_size} - {""}
@@ -133,5 +134,41 @@ def checks(plan: Plan) -> list[Check]:
         Check(
             "cold-start", "stored", f"keys restored into an empty working store, {plan.stored:,} stored, lmdb",
             "cold-start", "", "plain", 1e6,
+        ),
+        Check(
+            "checkpoint-duration", "checkpoints",
+            f"incremental checkpoint, {plan.stored:,} stored against {plan.checkpoint_few:,}",
+            "incremental-many", "incremental-few", "slower", 1.5,
+        ),
+        Check(
+            "checkpoint-bytes", "checkpoints", "bytes that an incremental checkpoint wrote, by what was changed",
+            "written-bytes", "encoded-bytes", "bytes", 1.3,
+        ),
+        Check(
+            "checkpoint-stream", "checkpoints",
+            f"process with a checkpoint every {plan.checkpoint_interval} against none, {full}",
+            "stream-checkpointed", "stream-alone", "rate", 0.95,
+        ),
+        Check(
+            "snapshot-stream", "checkpoints", f"epochs while {plan.stored:,} keys are snapshotted against before",
+            "during-snapshot", "before-snapshot", "rate", 0.6,
+        ),
+        Check(
+            "snapshot", "checkpoints", f"full checkpoint of {plan.stored:,} keys", "snapshot", "", "plain", 1e6,
+        ),
+        Check(
+            "restart-warm", "checkpoints",
+            f"restart with {plan.restart_keys:,} keys, local recovery, against empty state",
+            "restart-warm", "restart-empty", "slower", 1.5,
+        ),
+        Check(
+            "restart-cold", "checkpoints",
+            f"restart with {plan.restart_keys:,} keys, no local state, against empty state",
+            "restart-cold", "restart-empty", "slower", 3.0,
+        ),
+        Check(
+            "restart-spark", "checkpoints",
+            f"restart with {plan.restart_keys:,} keys, local recovery, against Spark's RocksDB",
+            "restart-warm", "restart-spark", "slower", 1.0,
         ),
     ]  # fmt: skip

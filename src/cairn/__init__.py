@@ -16,16 +16,23 @@ _HOMES = {
     "cairn.api.job": ("JobHandle", "JobStatus"),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
-    "cairn.errors": (
-        "CairnError", "CorruptFileError", "EpochFailedError", "FencedError", "IncompatibleStateError", "InternalError",
-        "InvalidInputError", "NotFoundError", "StateMisuseError", "StateTypeError", "StorageError", "UserFunctionError",
+    "cairn.api.checkpointing": (
+        "CheckpointConfig", "CheckpointingMode", "ExternalizedCheckpointRetention", "FileSystemCheckpointStorage",
+        "JobManagerCheckpointStorage", "RestartStrategies",
     ),
+    "cairn.errors": (
+        "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
+        "IncompatibleStateError", "InternalError", "InvalidInputError", "NotFoundError", "StateMisuseError",
+        "StateTypeError", "StorageError", "UserFunctionError",
+    ),
+    "cairn.model.checkpoint": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
     "cairn.model.descriptors": (
         "AggregatingStateDescriptor", "ListStateDescriptor", "MapStateDescriptor", "ReducingStateDescriptor",
         "StateTtlConfig", "Time", "ValueStateDescriptor",
     ),
     "cairn.model.functions": (
-        "AggregateFunction", "KeyedProcessFunction", "ReduceFunction", "RuntimeContext", "TimeDomain",
+        "AggregateFunction", "CheckpointListener", "KeyedProcessFunction", "ReduceFunction", "RuntimeContext",
+        "TimeDomain",
     ),
     "cairn.model.types": ("Types",),
     "cairn.runtime.vectorised": ("BatchContext",),
@@ -34,12 +41,21 @@ _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
     from cairn.api.backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
+    from cairn.api.checkpointing import (
+        CheckpointConfig,
+        CheckpointingMode,
+        ExternalizedCheckpointRetention,
+        FileSystemCheckpointStorage,
+        JobManagerCheckpointStorage,
+        RestartStrategies,
+    )
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream, KeyedStream
     from cairn.errors import (
         CairnError,
+        CheckpointFailedError,
         CorruptFileError,
         EpochFailedError,
         FencedError,
@@ -52,6 +68,7 @@ if TYPE_CHECKING:
         StorageError,
         UserFunctionError,
     )
+    from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
     from cairn.model.descriptors import (
         AggregatingStateDescriptor,
         ListStateDescriptor,
@@ -63,6 +80,7 @@ if TYPE_CHECKING:
     )
     from cairn.model.functions import (
         AggregateFunction,
+        CheckpointListener,
         KeyedProcessFunction,
         ReduceFunction,
         RuntimeContext,
@@ -77,18 +95,28 @@ __all__ = [
     "BaseSink",
     "BatchContext",
     "CairnError",
+    "CheckpointConfig",
+    "CheckpointFailedError",
+    "CheckpointInfo",
+    "CheckpointListener",
+    "CheckpointStatus",
+    "CheckpointType",
+    "CheckpointingMode",
     "CorruptFileError",
     "DataStream",
     "EmbeddedRocksDBStateBackend",
     "EpochFailedError",
+    "ExternalizedCheckpointRetention",
     "FencedError",
     "FileSink",
+    "FileSystemCheckpointStorage",
     "ForeachEpochSink",
     "HashMapStateBackend",
     "IncompatibleStateError",
     "InternalError",
     "InvalidInputError",
     "JobHandle",
+    "JobManagerCheckpointStorage",
     "JobStatus",
     "KeyedProcessFunction",
     "KeyedStream",
@@ -100,6 +128,7 @@ __all__ = [
     "PrintSink",
     "ReduceFunction",
     "ReducingStateDescriptor",
+    "RestartStrategies",
     "RuntimeContext",
     "StateMisuseError",
     "StateTtlConfig",

@@ -68,6 +68,10 @@ class EpochFailedError(CairnError):
     code = "epoch-failed"
 
 
+class CheckpointFailedError(CairnError):
+    code = "checkpoint-failed"
+
+
 class FencedError(CairnError):
     code = "fenced"
 
@@ -97,6 +101,7 @@ _ALL: dict[str, type[CairnError]] = {
         IncompatibleStateError,
         UserFunctionError,
         EpochFailedError,
+        CheckpointFailedError,
         FencedError,
         CorruptFileError,
         StorageError,

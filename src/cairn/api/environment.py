@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
+import random
+import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -16,11 +20,13 @@ from pyspark.sql import functions as F
 
 from cairn import config as configuration
 from cairn.api.backends import BackendChoice
+from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.job import JobHandle
 from cairn.api.recovery import Recovered, recover
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.spark import (
     SparkCluster,
+    SparkSnapshots,
     collector,
     compaction_job,
     local_session,
@@ -29,15 +35,22 @@ from cairn.api.spark import (
     tagged_union,
 )
 from cairn.api.stream import DataStream
-from cairn.config import DEFAULT_DIRECTORY, Settings
+from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
+from cairn.coordinator.checkpoints import CheckpointCoordinator, CheckpointThread, JobFacts
 from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.control import Control
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
-from cairn.errors import CairnError, InvalidInputError
+from cairn.coordinator.restart import RestartPolicy
+from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError
 from cairn.model import keygroups
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.descriptors import Time
+from cairn.model.functions import CheckpointListener
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
@@ -105,6 +118,38 @@ class StreamExecutionEnvironment:
         self._settings = replace(self._settings, backend=name)
         return self
 
+    def enable_checkpointing(
+        self, interval: int | Time, mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    ) -> StreamExecutionEnvironment:
+        """Take a checkpoint every `interval` milliseconds, at least 10. More is set in `get_checkpoint_config()`."""
+        self.get_checkpoint_config()._enable(interval, mode)
+        return self
+
+    def get_checkpoint_config(self) -> CheckpointConfig:
+        """The checkpoint settings of this environment; a change through them is a change of the environment."""
+
+        def write(settings: Settings) -> None:
+            self._settings = settings
+
+        return CheckpointConfig(lambda: self._settings, write)
+
+    def set_restart_strategy(self, strategy: RestartSettings) -> StreamExecutionEnvironment:
+        """What happens after a failure: `RestartStrategies.fixed_delay_restart(3, Time.seconds(10))` and others."""
+        if not isinstance(strategy, RestartSettings):
+            raise InvalidInputError(
+                f"set_restart_strategy takes what RestartStrategies gives, not {type(strategy).__name__}"
+            )
+        settings = replace(self._settings, restart=strategy)
+        configuration.check(settings)
+        self._settings = settings
+        return self
+
+    def set_default_savepoint_directory(self, path: str) -> StreamExecutionEnvironment:
+        """Where savepoints go when the one who asks for them names no directory."""
+        options = {"execution.checkpointing.savepoint-dir": path}
+        self._settings = configuration.with_options(self._settings, options)
+        return self
+
     def set_trigger(
         self, processing_time: str | None = None, available_now: bool = False
     ) -> StreamExecutionEnvironment:
@@ -137,7 +182,9 @@ class StreamExecutionEnvironment:
             raise InvalidInputError("the job has no sink; add one with stream.sink_to(...), NoopSink() if need be")
         parallelism, groups = self._parallelism()
         settings = self._settings
-        if not settings.directory:
+        if settings.checkpoints.storage == "jobmanager":
+            settings = replace(settings, directory=_driver_directory())
+        elif not settings.directory:
             settings = replace(settings, directory=DEFAULT_DIRECTORY)
             _log.warning(
                 "no directory is configured; using %s (set execution.checkpointing.dir to choose another)",
@@ -145,16 +192,31 @@ class StreamExecutionEnvironment:
             )
         job_id = layout.checked(settings.job_id or layout.slug(job_name), "job id")
         files = LocalFileSystem(os.path.join(local_root(settings.directory), job_id))
-        recovered = recover(
-            files, job_id, job_name, settings, parallelism, groups,
-            [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
-            prepare=lambda: self._start_sinks(files.root),
-        )  # fmt: skip
+        settings = replace(settings, parallelism=parallelism)
+        policy = RestartPolicy(settings.restart, settings.checkpoints)
+        handle = JobHandle(job_name, job_id, files.root, policy, settings.checkpoints.retention)
+        recovered = self._recover(handle, files, settings, groups)
         self._executed = True
         _sweep(files)
-        return self._start(job_name, files, recovered, replace(settings, parallelism=parallelism))
+        again = replace(settings, restore_path="")
 
-    def _start(self, name: str, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> JobHandle:
+        def restart(thorough: bool) -> None:
+            self._start(handle, files, self._recover(handle, files, again, groups, thorough), again)
+
+        handle._restart = restart
+        self._start(handle, files, recovered, settings)
+        return handle
+
+    def _recover(
+        self, handle: JobHandle, files: LocalFileSystem, settings: Settings, groups: int, thorough: bool = False
+    ) -> Recovered:
+        return recover(
+            files, handle.job_id, handle.name, settings, settings.parallelism, groups,
+            [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
+            prepare=lambda: self._start_sinks(files.root), thorough=thorough,
+        )  # fmt: skip
+
+    def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:
         spark = self.spark
         streams: list[DataStream] = []
         for stream, _ in self._sinks:
@@ -168,10 +230,9 @@ class StreamExecutionEnvironment:
             for stream, sink in self._sinks:
                 tags[sink.uid] = next(i for i, known in enumerate(streams) if known.df is stream.df)
         spark_folder = os.path.join(files.root, layout.SPARK)
-        compactor = Compactor(
-            compaction_job(spark, files.root, recovered.run.run), settings.compaction_chain, settings.parallelism
-        )
-        handle = JobHandle(name, recovered, files.root)
+        run = recovered.run.run
+        compactor = Compactor(compaction_job(spark, files.root, run), settings.compaction_chain, settings.parallelism)
+        coordinator = self._coordinator(handle, files, recovered, settings)
         loop = EpochLoop(
             files=files,
             identity=recovered.identity,
@@ -184,17 +245,52 @@ class StreamExecutionEnvironment:
             current=recovered.manifest,
             compactor=compactor,
             listener=handle._on_epoch,
+            checkpoints=coordinator,
         )
         with query_settings(spark):
             frame = self._with_ticks(frame)
             writer = frame.writeStream.foreachBatch(handle._guarded(loop.run_epoch))
             writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
             query = writer.start()
-        handle._attach(query, compactor)
-        return handle
+        control = Control(files, coordinator)
+        handle._attach(recovered, query, compactor, coordinator, CheckpointThread(coordinator, control.serve))
+
+    def _coordinator(
+        self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings
+    ) -> CheckpointCoordinator:
+        store = CheckpointStore(files)
+        for number in store.remove_unfinished():
+            _log.info("removed what an interrupted checkpoint %d had left", number)
+
+        def intolerable(info: CheckpointInfo) -> None:
+            handle._fail(
+                CheckpointFailedError(
+                    f"Exceeded checkpoint tolerable failure threshold: more than "
+                    f"{settings.checkpoints.tolerable_failures} failed in a row, the last one was checkpoint "
+                    f"{info.id}: {info.failure}. Raise execution.checkpointing.timeout or "
+                    "execution.checkpointing.tolerable-failed-checkpoints.",
+                    checkpoint=info.id,
+                )
+            )
+
+        coordinator = CheckpointCoordinator(
+            settings.checkpoints,
+            store,
+            JobFacts(handle.job_id, handle.name, recovered.run.run),
+            SparkSnapshots(self.spark, files.root, recovered.run.run),
+            recovered.manifest,
+            intolerable,
+            chance=random.Random(),
+        )
+        for _, sink in self._sinks:
+            if isinstance(sink, CheckpointListener):
+                coordinator.listeners.completed.append(sink.notify_checkpoint_complete)
+                coordinator.listeners.aborted.append(sink.notify_checkpoint_aborted)
+        return coordinator
 
     def _start_sinks(self, job_dir: str) -> None:
         for stream, sink in self._sinks:
+            sink.may_repeat = self._settings.checkpoints.mode == CheckpointingMode.AT_LEAST_ONCE.value
             sink.start(self.spark, job_dir, stream.df.schema)
 
     def _effective_trigger(self) -> dict[str, Any]:
@@ -259,6 +355,17 @@ class StreamExecutionEnvironment:
         if self._collector is None:
             self._collector = collector(self.spark.sparkContext)
         return self._collector
+
+
+def _driver_directory() -> str:
+    """A directory that lives as long as the driver, for `JobManagerCheckpointStorage`."""
+    made = tempfile.mkdtemp(prefix="cairn-jobmanager-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    _log.warning(
+        "state and checkpoints are held by the driver (JobManagerCheckpointStorage): when it ends they are gone, and "
+        "the job starts anew; set execution.checkpointing.dir to keep them"
+    )
+    return made
 
 
 def _sweep(files: LocalFileSystem) -> None:

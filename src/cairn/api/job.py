@@ -9,14 +9,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
+
 from cairn.api.recovery import Recovered
+from cairn.coordinator.checkpoints import CheckpointCoordinator, CheckpointThread
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.epochs import EpochReport
-from cairn.errors import CairnError, EpochFailedError, FencedError, IncompatibleStateError, from_traceback
+from cairn.coordinator.restart import RestartPolicy, worth_restarting
+from cairn.errors import (
+    CairnError,
+    CheckpointFailedError,
+    CorruptFileError,
+    EpochFailedError,
+    FencedError,
+    IncompatibleStateError,
+    from_traceback,
+)
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
 
@@ -28,6 +42,7 @@ class JobStatus(Enum):
 
     CREATED = "CREATED"
     RUNNING = "RUNNING"
+    RESTARTING = "RESTARTING"
     FINISHED = "FINISHED"
     CANCELED = "CANCELED"
     FAILED = "FAILED"
@@ -36,30 +51,59 @@ class JobStatus(Enum):
 class JobHandle:
     """A running or ended job, as `env.execute_async` returns it."""
 
-    def __init__(self, name: str, recovered: Recovered, directory: str) -> None:
+    def __init__(self, name: str, job_id: str, directory: str, policy: RestartPolicy, retention: str) -> None:
         self.name = name
-        self.job_id = recovered.identity.job_id
-        self.run = recovered.run.run
+        self.job_id = job_id
         self.directory = directory
-        self.restored_epoch = recovered.manifest.epoch if recovered.manifest is not None else None
+        self.run = 0
+        self.restored_epoch: int | None = None
+        self.restarts = 0
+        self._policy = policy
+        self._retention = retention
+        self._restart: Callable[[bool], None] | None = None
+        """Starts another run; the argument says whether all stored bytes are to be checked first."""
         self._query: Any = None
         self._compactor: Compactor | None = None
+        self._coordinator: CheckpointCoordinator | None = None
+        self._checkpoint_thread: CheckpointThread | None = None
         self._reports: deque[EpochReport] = deque(maxlen=1000)
         self._listeners: list[Callable[[EpochReport], None]] = []
         self._error: BaseException | None = None
+        self._fatal: CairnError | None = None
         self._canceled = False
+        self._generation = 0
+        self._interrupted_wait = threading.Event()
+        self._over = threading.Event()
         self._lock = threading.Lock()
         self._busy = threading.Lock()
 
     def status(self) -> JobStatus:
-        """RUNNING, or how it ended."""
+        """RUNNING, RESTARTING, or how it ended."""
         if self._query is None:
             return JobStatus.CREATED
-        if self._query.isActive:
-            return JobStatus.RUNNING
+        if not self._over.is_set():
+            return JobStatus.RUNNING if self._query.isActive else JobStatus.RESTARTING
         if self._failure() is not None:
             return JobStatus.FAILED
         return JobStatus.CANCELED if self._canceled else JobStatus.FINISHED
+
+    def trigger_checkpoint(self, full: bool | None = None, timeout: float | None = 600.0) -> CheckpointInfo:
+        """Take a checkpoint now and wait for it. `full` overrides `execution.checkpointing.incremental`.
+
+        Raises `CheckpointFailedError` if it fails, `TimeoutError` if it takes longer than `timeout` seconds (it goes
+        on then).
+        """
+        coordinator = self._coordinator
+        if coordinator is None or self._over.is_set():
+            raise CheckpointFailedError(f"job '{self.name}' is not running, so there is nothing to checkpoint")
+        return coordinator.request(full).wait(timeout)
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """The checkpoints of the job, newest first: in progress, completed and failed, also of earlier runs."""
+        running = self._coordinator.infos() if self._coordinator is not None and not self._over.is_set() else []
+        known = {info.id for info in running}
+        ended = CheckpointStore(LocalFileSystem(self.directory)).history()
+        return running + [info for info in ended if info.id not in known]
 
     def epochs(self) -> list[EpochReport]:
         """Reports of the epochs of this run, oldest first, at most the last thousand."""
@@ -85,18 +129,13 @@ class JobHandle:
 
     def _await(self, timeout: float | None, interrupted: Callable[[], bool]) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._query.isActive:
+        while not self._over.is_set():
             if interrupted():
                 raise KeyboardInterrupt
             left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if left <= 0:
                 return False
-            try:
-                self._query.awaitTermination(max(left, 0.001))  # Spark refuses a wait of no milliseconds
-            except Exception:
-                if self._query.isActive:
-                    raise
-                break  # the query's error is told below, in our words
+            self._over.wait(left)
         self._settle()
         failure = self._failure()
         if failure is not None:
@@ -107,16 +146,19 @@ class JobHandle:
         """Stop the job. The running epoch may finish within `grace` seconds; after that it is given up, and the next
         run repeats it. What is committed stays.
         """
-        if self._query is not None and self._query.isActive:
+        if self._query is not None and not self._over.is_set():
             self._canceled = True
+            self._interrupted_wait.set()
             idle = self._busy.acquire(timeout=grace)
             try:
-                self._query.stop()
+                if self._query.isActive:
+                    self._query.stop()
             except Exception as error:  # noqa: BLE001 - an epoch that was given up ends the query with an error
                 _log.debug("while stopping job %s: %s", self.name, error)
             finally:
                 if idle:
                     self._busy.release()
+            self._over.wait(grace)
         self._settle()
 
     def _settle(self) -> None:
@@ -125,12 +167,18 @@ class JobHandle:
 
     def exception(self) -> CairnError | None:
         """Why the job failed; None while it runs or when it ended well."""
-        return self._failure()
+        return self._failure() if self._over.is_set() else None
 
     def _failure(self) -> CairnError | None:
+        """Why the last run failed."""
         if self._query is None or self._canceled:
             return None
-        spark_error = self._query.exception()
+        if self._fatal is not None:
+            return self._fatal
+        try:
+            spark_error = self._query.exception()
+        except Exception as error:  # noqa: BLE001 - the JVM does not answer any more
+            spark_error = error
         if self._error is None and spark_error is None:
             return None
         own = self._error
@@ -143,6 +191,83 @@ class JobHandle:
         carried.__cause__ = own if own is not None else spark_error
         return carried
 
+    # The supervisor: one thread that sees every run end.
+
+    def _supervise(self) -> None:
+        try:
+            while True:
+                self._wait_for_query()
+                failure = self._failure()
+                if failure is None or not self._start_again(failure):
+                    break
+            self._end_checkpoints()
+            self._apply_retention()
+        except Exception as error:  # noqa: BLE001 - whoever waits for the job must hear that it is over
+            _log.exception("the supervisor of job %s stumbled", self.name)
+            self._fatal = self._fatal or EpochFailedError(f"job '{self.name}' failed: {error}")
+        finally:
+            self._over.set()
+
+    def _wait_for_query(self) -> None:
+        query = self._query
+        try:
+            while query.isActive:
+                with suppress(StreamingQueryException):  # told by `_failure`, in our words
+                    query.awaitTermination(0.2)
+        except Exception as error:  # noqa: BLE001 - the JVM is gone, and the query with it
+            if not self._canceled:
+                self._error = self._error or error
+
+    def _start_again(self, failure: CairnError) -> bool:
+        """Restart as the strategy allows; False if the job stays down."""
+        self._end_checkpoints()
+        while self._restart is not None and worth_restarting(failure):
+            delay = self._policy.next_delay(time.time_ns() // 1_000_000)
+            if delay is None:
+                if self._policy.type != "none":
+                    told = self._policy.describe()
+                    _log.error("job %s stays down: its restart strategy (%s) is exhausted", self.name, told)
+                return False
+            _log.warning("job %s failed and is restarted in %d ms: %s", self.name, delay, failure)
+            if self._interrupted_wait.wait(delay / 1000):
+                return False
+            self._settle()
+            try:
+                self._error = self._fatal = None
+                self.restarts += 1
+                self._restart(isinstance(failure, CorruptFileError))
+                if self._canceled:  # while it was being started
+                    self._query.stop()
+                return True
+            except CairnError as error:
+                self._fatal = failure = error
+            except Exception as error:  # noqa: BLE001 - Spark says no: the strategy decides about another try
+                self._fatal = failure = EpochFailedError(f"job '{self.name}' could not be restarted: {error}")
+        return False
+
+    def _end_checkpoints(self) -> None:
+        thread, self._checkpoint_thread = self._checkpoint_thread, None
+        if thread is not None:
+            thread.stop()
+
+    def _apply_retention(self) -> None:
+        """At the end of a job its checkpoints go or stay, as configured. Those of a job that a newer run has stay."""
+        failure = self._failure()
+        if self._canceled:
+            keep = self._retention == "RETAIN_ON_CANCELLATION"
+        else:
+            keep = failure is not None and self._retention != "NO_EXTERNALIZED_CHECKPOINTS"
+        if keep or isinstance(failure, FencedError) or self._overtaken() is not None:
+            return
+        store = CheckpointStore(LocalFileSystem(self.directory))
+        for number in store.numbers():
+            store.discard(number)
+
+    def _fail(self, error: CairnError) -> None:
+        """End the run with this error, whatever it is doing. Returns at once."""
+        self._fatal = error
+        threading.Thread(target=self._query.stop, name="cairn-fail", daemon=True).start()
+
     def _overtaken(self) -> FencedError | None:
         """Spark finds out by itself that someone else writes its log; the cause is a newer run of this job."""
         try:
@@ -153,9 +278,20 @@ class JobHandle:
 
     # Called by the environment.
 
-    def _attach(self, query: Any, compactor: Compactor) -> None:
-        self._query = query
+    def _attach(
+        self, recovered: Recovered, query: Any, compactor: Compactor, coordinator: CheckpointCoordinator,
+        thread: CheckpointThread,
+    ) -> None:  # fmt: skip
+        """A run of the job has been started."""
+        first = self._query is None
+        self.run = recovered.run.run
+        self.restored_epoch = recovered.manifest.epoch if recovered.manifest is not None else None
         self._compactor = compactor
+        self._coordinator = coordinator
+        self._checkpoint_thread = thread
+        self._query = query
+        if first:
+            threading.Thread(target=self._supervise, name=f"cairn-supervisor-{self.job_id}", daemon=True).start()
 
     def _on_epoch(self, report: EpochReport) -> None:
         with self._lock:
@@ -167,7 +303,9 @@ class JobHandle:
                 _log.exception("an epoch listener raised; the job goes on")
 
     def _guarded(self, run_epoch: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """Keep the error itself: Spark only passes its text on."""
+        """Keep the error itself: Spark only passes its text on. One of a run that was replaced meanwhile is dropped."""
+        self._generation += 1
+        mine = self._generation
 
         def call(frame: Any, batch: int) -> None:
             while self._canceled or not self._busy.acquire(timeout=0.05):  # `cancel` holds the lock while it stops
@@ -176,13 +314,16 @@ class JobHandle:
             try:
                 run_epoch(frame, batch)
             except BaseException as error:
-                if not self._canceled:
-                    self._error = error
+                self._keep(error, mine)
                 raise
             finally:
                 self._busy.release()
 
         return call
+
+    def _keep(self, error: BaseException, generation: int) -> None:
+        if generation == self._generation and not self._canceled:
+            self._error = error
 
     def _refuse(self, batch: int) -> None:
         """Raise out of a batch that a cancel came before: returning would make Spark commit it.

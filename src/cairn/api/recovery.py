@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cairn.api.restore import Source, damage, find, finish, newest_intact, restore
 from cairn.config import Settings
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
 from cairn.model.manifest import Manifest
@@ -48,9 +49,23 @@ def recover(
     uids: Sequence[str],
     now_ms: int,
     prepare: Callable[[], None] = lambda: None,
+    thorough: bool = False,
 ) -> Recovered:
-    """Take the job over and find its newest committed epoch. `prepare` is called when nothing else can go wrong."""
+    """Take the job over and find what it goes on from. `prepare` is called when nothing else can go wrong.
+
+    That is the checkpoint that the settings name; else the newest committed epoch; else, if files of that are damaged,
+    the newest intact checkpoint. `thorough` reads every byte of the state to know; a restart after a failure does.
+    """
+    source = find(settings.restore_path) if settings.restore_path else None
     identity = load_identity(files)
+    if identity is None and source is not None:
+        max_parallelism = _adopted(source.checkpoint.manifest, settings, max_parallelism)
+    elif identity is not None and source is not None and source.files.root != files.root:
+        raise InvalidInputError(
+            f"{files.root} holds a job already, and {settings.restore_path} belongs to another one: restore it under a "
+            "job name (or pipeline.job-id) that was not used before",
+            path=files.root,
+        )
     if identity is None:
         if os.path.isdir(files.root) and any(not entry.endswith(".tmp") for entry in os.listdir(files.root)):
             raise InvalidInputError(
@@ -73,16 +88,64 @@ def recover(
             stored=identity.max_parallelism,
         )
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
-    _check(files, identity, _newest(files), uids, settings)
+    if source is None:
+        source = _fallback(files, identity, uids, settings, thorough)
+    if source is not None:
+        _check_unclaimed(source.checkpoint.manifest, uids, settings)
     prepare()
     run = Runs(files).take(parallelism, now_ms)
-    manifest = _newest(files, run.run)
+    manifest: Manifest | None
+    if source is not None:
+        manifest = restore(source, files, run, identity.incarnation, identity.job_id)
+    else:
+        manifest = _newest(files, run.run)
     _check(files, identity, manifest, uids, settings)
     if manifest is not None:
         _log.info("job %s, run %d: going on from epoch %d", name, run.run, manifest.epoch)
     else:
         _log.info("job %s, run %d: starting with empty state", name, run.run)
     return Recovered(identity, run, manifest)
+
+
+def _adopted(manifest: Manifest, settings: Settings, max_parallelism: int) -> int:
+    """Max parallelism of a new job that starts from a checkpoint: the checkpoint's. Another one is refused."""
+    if settings.max_parallelism not in (0, manifest.max_parallelism):
+        raise IncompatibleStateError(
+            f"Max parallelism mismatch: the checkpoint has {manifest.max_parallelism} key groups, this job asks for "
+            f"{max_parallelism}. Call set_max_parallelism({manifest.max_parallelism}).",
+            stored=manifest.max_parallelism,
+        )
+    return manifest.max_parallelism
+
+
+def _fallback(
+    files: LocalFileSystem, identity: JobIdentity, uids: Sequence[str], settings: Settings, thorough: bool
+) -> Source | None:
+    """None if the newest committed epoch can be used; else the newest intact checkpoint, or the error."""
+    try:
+        manifest = _newest(files)
+        if manifest is not None:
+            if manifest.restored:
+                finish(files, manifest)
+            wrong = damage(files, manifest, thorough)
+            if wrong:
+                raise CorruptFileError(
+                    f"the state of epoch {manifest.epoch} in {files.root} is damaged: {wrong}. Bring the file back "
+                    "from a copy, then start the job again; nothing else was changed.",
+                    path=files.root,
+                )
+        _check(files, identity, manifest, uids, settings)
+        return None
+    except CorruptFileError as error:
+        checkpoint = newest_intact(files)
+        if checkpoint is None:
+            raise
+        _log.error(
+            "%s -- Falling back to checkpoint %d (epoch %d), the newest one that is intact: state and source positions "
+            "go back to it, and what the sources hold since then is processed again.",
+            error.message, checkpoint.id, checkpoint.manifest.epoch,
+        )  # fmt: skip
+        return Source(files, checkpoint)
 
 
 def _check(

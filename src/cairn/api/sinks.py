@@ -34,6 +34,8 @@ class BaseSink:
 
     def __init__(self) -> None:
         self.uid = ""
+        self.may_repeat = False
+        """Set with AT_LEAST_ONCE: rows are shown before their epoch is committed, and again if that fails."""
 
     def start(self, spark: Any, job_dir: str, schema: Any) -> None:
         """Called once before the first epoch of a run: fail here rather than in the middle."""
@@ -78,6 +80,8 @@ class FileSink(BaseSink):
 
     def _refuse_published(self, epoch: int) -> None:
         """An epoch that is run (again) must have no output yet: else its manifest was lost after the commit."""
+        if self.may_repeat:
+            return
         if not self._resumed:
             return
         self._resumed = False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +19,7 @@ from pyspark.sql import functions as F
 
 from cairn.api.sinks import BaseSink
 from cairn.errors import EpochFailedError, InvalidInputError
-from cairn.model.keygroups import KeyGroupRange
+from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
 from cairn.runtime.compact import compact_range
 from cairn.runtime.operator import OperatorSpec
@@ -228,12 +230,50 @@ _NATIVE = {
 def compaction_job(spark: SparkSession, job_dir: str, run: int) -> Any:
     """The function by which a `Compactor` merges chains: one Spark task per range of key groups."""
 
-    def job(manifest: Manifest, operator: OperatorState, ranges: Sequence[KeyGroupRange]) -> list[StateHandle]:
+    def job(
+        manifest: Manifest, operator: OperatorState, ranges: Sequence[KeyGroupRange], checkpoint: int = 0
+    ) -> list[StateHandle]:
         context = spark.sparkContext
         told = msgspec.msgpack.encode(operator)
-        work = [(job_dir, manifest.epoch, manifest.time_ms, told, r.start, r.end, run) for r in ranges]
+        work = [(job_dir, manifest.epoch, manifest.time_ms, told, r.start, r.end, run, checkpoint) for r in ranges]
         context.setLocalProperty("spark.scheduler.pool", POOL)
         found = context.parallelize(work, len(work)).map(compact_range).collect()
         return [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
 
     return job
+
+
+class SparkSnapshots:
+    """Writes the snapshots of full checkpoints: a Spark job per operator, on a thread and in a job group of its own."""
+
+    def __init__(self, spark: SparkSession, job_dir: str, run: int) -> None:
+        self._spark = spark
+        self._job = compaction_job(spark, job_dir, run)
+        self._token = f"{run}-{uuid.uuid4().hex[:8]}"
+
+    def _group(self, number: int) -> str:
+        return f"cairn-checkpoint-{self._token}-{number}"
+
+    def start(
+        self, number: int, manifest: Manifest, done: Callable[[dict[str, list[StateHandle]] | Exception], None]
+    ) -> None:
+        def work() -> None:
+            try:
+                context = self._spark.sparkContext
+                context.setJobGroup(self._group(number), f"cairn checkpoint {number}", interruptOnCancel=True)
+                made = {}
+                for operator in manifest.operators:
+                    ranges = [
+                        key_group_range(i, operator.parallelism, manifest.max_parallelism)
+                        for i in range(operator.parallelism)
+                    ]
+                    made[operator.uid] = self._job(manifest, operator, ranges, number) if operator.chain else []
+            except Exception as error:  # noqa: BLE001 - told to the coordinator
+                done(error)
+                return
+            done(made)
+
+        threading.Thread(target=work, name=f"cairn-snapshot-{number}", daemon=True).start()
+
+    def cancel(self, number: int) -> None:
+        self._spark.sparkContext.cancelJobGroup(self._group(number))

@@ -76,6 +76,10 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A configuration key; may be repeated.")
     ] = None,
+    restore: Annotated[
+        str | None,
+        typer.Option("--from", "-s", metavar="PATH", help="Start from this checkpoint (a chk-<n> folder)."),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Run a job script."""
@@ -83,10 +87,13 @@ def run(
 
     if job.startswith("-"):
         _refuse_option(job)
+    given = parse_settings(settings or ())
+    if restore is not None:
+        given["execution.state-recovery.path"] = restore
     config = job_config(
         parallelism=parallelism,
         master=master,
-        settings=parse_settings(settings or ()),
+        settings=given,
         inherited=os.environ.get(CONFIG_VARIABLE),
     )
     raise typer.Exit(run_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=Output()))
@@ -94,9 +101,42 @@ def run(
 
 def _refuse_option(option: str) -> None:
     """An unknown option before the script cannot be meant for the script."""
-    near = difflib.get_close_matches(option, ["--parallelism", "--master", "--debug", "--help"])
+    near = difflib.get_close_matches(option, ["--parallelism", "--master", "--from", "--debug", "--help"])
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise typer.BadParameter(f"No such option: {option}.{hint} Options of the script stand after JOB.py.")
+
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name, id prefix or directory of the job.")]
+DirOption = Annotated[str | None, typer.Option("--dir", metavar="DIR", help="Directory of all jobs. [cairn-data]")]
+
+
+@app.command()
+def checkpoints(
+    job: JobArgument,
+    directory: DirOption = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many to show.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List the checkpoints of a job, newest first; it need not be running."""
+    from cairn.cli.checkpoints import show_checkpoints
+
+    raise typer.Exit(show_checkpoints(job, directory, limit, Output(as_json=as_json)))
+
+
+@app.command()
+def checkpoint(
+    job: JobArgument,
+    directory: DirOption = None,
+    full: Annotated[
+        bool | None, typer.Option("--full/--incremental", help="Write all state anew, or only name it. [as configured]")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a checkpoint of a running job now, and wait for it."""
+    from cairn.cli.checkpoints import take_checkpoint
+
+    raise typer.Exit(take_checkpoint(job, directory, full, timeout, Output(as_json=as_json)))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from cairn.errors import (
     CairnError,
+    CheckpointFailedError,
     CorruptFileError,
     EpochFailedError,
     FencedError,
@@ -58,6 +59,11 @@ _ERRORS: tuple[tuple[type[CairnError], ExitCode, str], ...] = (
     (StorageError, ExitCode.STORAGE, "Check that the storage can be reached and has space, then start again."),
     (UserFunctionError, ExitCode.FAILED, "Correct the function and start again; the last committed epoch is intact."),
     (EpochFailedError, ExitCode.FAILED, "Start again; the job goes on from the last committed epoch."),
+    (
+        CheckpointFailedError,
+        ExitCode.FAILED,
+        "The job and its earlier checkpoints are as they were. Correct the cause and take another one.",
+    ),
     (StateMisuseError, ExitCode.FAILED, "Use the handle only where its contract allows it."),
     (InternalError, ExitCode.FAILED, "This is a bug in cairn. Run again with --debug and report the traceback."),
 )

@@ -6,7 +6,7 @@
 4. Check the acknowledgements of the tasks.
 5. Publish the manifest. This is the commit: before it the epoch never happened, after it nothing is run again.
 6. Second phase of the sinks: make the output visible.
-7. Let go of what retention no longer needs; start a compaction if a chain has grown too long.
+7. Tell the checkpoint coordinator; let go of what retention no longer needs; compact a chain that has grown too long.
 
 Spark is not imported here. `Sink` and `Cluster` are what this module needs of it.
 """
@@ -37,7 +37,7 @@ from cairn.model.manifest import (
     TaskMetrics,
     inline_key,
 )
-from cairn.storage.cleanup import expire
+from cairn.storage.cleanup import Pins, expire
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
 
@@ -72,6 +72,18 @@ class Cluster(Protocol):
 
     def frames(self, frame: Any, sinks: Sequence[Sink]) -> FrameSet:
         """The rows of each sink."""
+
+
+class Checkpoints(Protocol):
+    """What the loop tells the checkpoint coordinator, and asks of it."""
+
+    def epoch_began(self, epoch: int, offsets: str) -> int:
+        """An epoch starts; returns the number of the checkpoint whose barrier it carries, or 0."""
+
+    def epoch_committed(self, manifest: Manifest, tasks: Sequence[tuple[str, int, TaskMetrics]]) -> None: ...
+    def epoch_failed(self, epoch: int, error: BaseException) -> None: ...
+    def take_notices(self) -> list[tuple[int, bool]]: ...
+    def pins(self) -> Pins: ...
 
 
 class FrameSet(Protocol):
@@ -122,6 +134,7 @@ class EpochLoop:
         current: Manifest | None,
         compactor: Compactor | None = None,
         listener: Callable[[EpochReport], None] | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._files = files
         self._identity = identity
@@ -134,16 +147,28 @@ class EpochLoop:
         self._settings = settings
         self._compactor = compactor
         self._listener = listener
+        self._checkpoints = checkpoints
         self._manifests = ManifestStore(files)
         self._runs = Runs(files)
         self._known: dict[int, Manifest] = {}
         self.current = current
         for epoch in self._manifests.epochs():
             if current is not None and epoch <= current.epoch:
-                self._known[epoch] = self._manifests.load(epoch)
+                try:
+                    self._known[epoch] = self._manifests.load(epoch)
+                except CorruptFileError as error:  # what it named is looked after by nobody, and deleted by nobody
+                    _log.warning("the manifest of epoch %d is left out: %s", epoch, error)
 
     def run_epoch(self, frame: Any, epoch: int) -> None:
         """Everything that happens between Spark's call for a batch and its return."""
+        try:
+            self._run_epoch(frame, epoch)
+        except BaseException as error:
+            if self._checkpoints is not None:
+                self._checkpoints.epoch_failed(epoch, error)
+            raise
+
+    def _run_epoch(self, frame: Any, epoch: int) -> None:
         began = time.perf_counter()
         self.step("begin", epoch)
         self._runs.check(self._run)
@@ -160,7 +185,8 @@ class EpochLoop:
 
         # 2. context
         entry = self._offsets.read(epoch)
-        context = self._context(epoch, entry.watermark, entry.time_ms)
+        carried = self._checkpoints.epoch_began(epoch, entry.text) if self._checkpoints is not None else 0
+        context = self._context(epoch, entry.watermark, entry.time_ms, carried)
         self._cluster.announce(msgspec.msgpack.encode(context))
         self.step("announced", epoch)
 
@@ -185,6 +211,10 @@ class EpochLoop:
         self._report_rebuilds(accepted)
         self.step("acknowledged", epoch)
 
+        if self._settings.checkpoints.mode == "AT_LEAST_ONCE":  # shown before the commit, again if that fails
+            self._publish(committables, epoch)
+            self.step("published", epoch)
+
         # 5. the commit
         since = time.perf_counter()
         manifest = self._manifest(context, entry.text, accepted, committables)
@@ -200,12 +230,16 @@ class EpochLoop:
 
         # 6. second phase
         since = time.perf_counter()
-        self._commit_sinks(manifest)
+        if self._settings.checkpoints.mode != "AT_LEAST_ONCE":
+            self._publish(manifest.sinks, epoch)
+            self.step("published", epoch)
         phases["publish"] = time.perf_counter() - since
-        self.step("published", epoch)
 
         # 7. clean-up
-        expire(self._manifests, self._known, self._settings.epochs_retained)
+        if self._checkpoints is not None:
+            self._checkpoints.epoch_committed(manifest, _metrics(accepted))
+        pins = self._checkpoints.pins() if self._checkpoints is not None else Pins()
+        expire(self._manifests, self._known, self._settings.epochs_retained, pins)
         if self._compactor is not None:
             self._compactor.consider(manifest)
         self.step("cleaned", epoch)
@@ -215,7 +249,7 @@ class EpochLoop:
         """Called between the steps; the place where tests stop the world."""
         _log.debug("epoch %d: %s", epoch, name)
 
-    def _context(self, epoch: int, watermark: int, time_ms: int) -> EpochContext:
+    def _context(self, epoch: int, watermark: int, time_ms: int, checkpoint: int = 0) -> EpochContext:
         current = self.current
         return EpochContext(
             job_dir=self._files.root,
@@ -232,6 +266,8 @@ class EpochLoop:
             inline_threshold=self._settings.inline_threshold,
             show_values=self._settings.show_values,
             parameters=dict(self._settings.parameters),
+            checkpoint=checkpoint,
+            notices=self._checkpoints.take_notices() if self._checkpoints is not None else [],
         )
 
     def _manifest(
@@ -283,16 +319,16 @@ class EpochLoop:
             inlined=inlined,
         )
 
-    def _commit_sinks(self, manifest: Manifest) -> None:
+    def _publish(self, committables: Sequence[SinkCommittable], epoch: int) -> None:
         by_uid = {sink.uid: sink for sink in self._sinks}
-        for committable in manifest.sinks:
+        for committable in committables:
             sink = by_uid.get(committable.uid)
             if sink is None or sink.kind != committable.kind:
                 raise EpochFailedError(
-                    f"epoch {manifest.epoch} is committed, but the job no longer has the {committable.kind} sink "
+                    f"epoch {epoch} is committed, but the job no longer has the {committable.kind} sink "
                     f"'{committable.uid}' that must publish its output; start the job once with that sink"
                 )
-            sink.commit(msgspec.msgpack.decode(committable.data), manifest.epoch)
+            sink.commit(msgspec.msgpack.decode(committable.data), epoch)
 
     def _roll_forward(self, epoch: int, began: float) -> None:
         """The epoch is committed and Spark does not know yet: finish what comes after the commit."""
@@ -308,8 +344,10 @@ class EpochLoop:
                 f"directory {self._files.root} has been changed by hand or restored in part"
             )
         self.current = self._known[epoch] = manifest
-        self._commit_sinks(manifest)
+        self._publish(manifest.sinks, epoch)
         self.step("published", epoch)
+        if self._checkpoints is not None:
+            self._checkpoints.epoch_committed(manifest, ())
         _log.info("epoch %d was committed by run %d; rolled forward", epoch, manifest.run)
         if self._listener is not None:
             spent = (time.perf_counter() - began) * 1000
@@ -331,7 +369,7 @@ class EpochLoop:
     def _tell(
         self, manifest: Manifest, accepted: Mapping[str, Sequence[TaskAck]], began: float, times: Mapping[str, float]
     ) -> None:
-        metrics = [(uid, ack.subtask, ack.metrics) for uid, acks in accepted.items() for ack in acks]
+        metrics = _metrics(accepted)
         first = self._operators[0].uid if self._operators else ""
         last = self._operators[-1].uid if self._operators else ""
         report = EpochReport(
@@ -353,6 +391,10 @@ class EpochLoop:
         )  # fmt: skip
         if self._listener is not None:
             self._listener(report)
+
+
+def _metrics(accepted: Mapping[str, Sequence[TaskAck]]) -> list[tuple[str, int, TaskMetrics]]:
+    return [(uid, ack.subtask, ack.metrics) for uid, acks in accepted.items() for ack in acks]
 
 
 def _raw(data: Any) -> msgspec.Raw:

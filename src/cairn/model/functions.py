@@ -121,6 +121,21 @@ class TimerService(Protocol):
     def delete_processing_time_timer(self, timestamp: int) -> None: ...
 
 
+class CheckpointListener:
+    """Mixed into a process function or a sink: hears how checkpoints ended. Meanings are Flink's.
+
+    A function hears of it in every subtask, at the beginning of the next epoch, after `open`; a sink hears of it in the
+    driver, at once. It is a best effort: after a failure a call may be left out or come twice. That checkpoint n is
+    complete means that all before it are, too; that one was aborted means nothing was lost, the next covers more.
+    """
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint was given up."""
+
+
 class KeyedProcessFunction:
     """Processes the rows of a keyed stream one by one, with state and timers of the row's key.
 

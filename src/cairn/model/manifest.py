@@ -103,6 +103,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     inlined: dict[str, bytes] = {}
     """State bytes of this epoch that were too small for a file, by `inline_key`."""
     requires: list[str] = []
+    restored: int = 0
+    """Of an epoch that a restore made: the checkpoint that it stands for. It ran no rows of its own."""
 
     def operator(self, uid: str) -> OperatorState | None:
         return next((op for op in self.operators if op.uid == uid), None)
@@ -138,6 +140,10 @@ class EpochContext(msgspec.Struct, frozen=True, omit_defaults=True):
     inline_threshold: int = 20 * 1024
     show_values: bool = False
     parameters: dict[str, str] = {}
+    checkpoint: int = 0
+    """The newest checkpoint whose barrier this epoch carries, or 0."""
+    notices: list[tuple[int, bool]] = []
+    """Checkpoints that ended since the last epoch: number, and whether it completed."""
 
 
 class TaskMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -153,6 +159,9 @@ class TaskMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the working store came to its version: warm, caught-up, rebuilt, empty."""
     restored_rows: int = 0
     times: dict[str, float] = {}
+    began_ms: int = 0
+    ended_ms: int = 0
+    """Wall clock of the task's host when it started and when its changes were durable."""
 
 
 class TaskAck(msgspec.Struct, frozen=True, omit_defaults=True):

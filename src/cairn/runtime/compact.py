@@ -14,13 +14,14 @@ from cairn.storage.compaction import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem
 
 
-def compact_range(work: tuple[str, int, int, bytes, int, int, int]) -> list[bytes]:
+def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list[bytes]:
     """Merge an operator's chain as it was at an epoch. Returns encoded handles.
 
     The chain comes with the work: the manifest of that epoch may leave retention while this runs, the files of the
-    chain cannot, since every later manifest names them until the result is adopted.
+    chain cannot, since every later manifest names them until the result is adopted. With a checkpoint number, the
+    snapshots are written into the folder of that checkpoint.
     """
-    job_dir, epoch, time_ms, told, first, last, run = work
+    job_dir, epoch, time_ms, told, first, last, run, checkpoint = work
     operator = msgspec.msgpack.decode(told, type=OperatorState)
     uid = operator.uid
     files = open_filesystem(job_dir)
@@ -30,6 +31,10 @@ def compact_range(work: tuple[str, int, int, bytes, int, int, int]) -> list[byte
     specs = {spec.name: spec for spec in operator.states}
     made = []
     for covered, sections in compact(lambda handle: state_files.open(uid, handle), handles, groups, specs, time_ms):
-        path = layout.snapshot_path(uid, epoch, run, covered.start, uuid.uuid4().hex[:8])
+        token = uuid.uuid4().hex[:8]
+        if checkpoint:
+            path = layout.full_snapshot_path(checkpoint, uid, covered.start, token)
+        else:
+            path = layout.snapshot_path(uid, epoch, run, covered.start, token)
         made.append(msgspec.msgpack.encode(write_snapshot(files, path, epoch, covered, sections)))
     return made

@@ -30,7 +30,7 @@ from cairn.model.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from cairn.model.functions import KeyedProcessFunction, TimeDomain
+from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.types import row_class
 from cairn.runtime.batches import KeyedChunk, OutputBuilder, event_times, joined, row_columns
@@ -217,6 +217,17 @@ class ProcessOperator:
         runtime = TaskRuntimeContext(spec, subtask, attempt, registry, context.parameters)
         with self._explained("open()"):
             self._function.open(runtime)
+        if isinstance(self._function, CheckpointListener):
+            self._tell_of_checkpoints(self._function)
+
+    def _tell_of_checkpoints(self, function: CheckpointListener) -> None:
+        for number, complete in self._context.notices:
+            if complete:
+                with self._explained("notify_checkpoint_complete()"):
+                    function.notify_checkpoint_complete(number)
+            else:
+                with self._explained("notify_checkpoint_aborted()"):
+                    function.notify_checkpoint_aborted(number)
 
     def fire_timers(self) -> Iterator[pa.RecordBatch]:
         """Fire what is due at the epoch's watermark, then at its processing time."""

@@ -27,7 +27,7 @@ from cairn.state.store import WorkingStore
 from cairn.state.table import StateTable
 from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS, TimerTable
 from cairn.state.values import AggregatingState, ReducingState, ValueTable, value_state
-from cairn.storage.statefile import ARROW_STORAGE, Section, sorted_table
+from cairn.storage.statefile import ARROW_STORAGE, Section, grouped_table
 
 
 class StateRegistry:
@@ -171,7 +171,7 @@ class VectorTable:
         if not self._dirty.all():
             changed = pa.array(self._dirty)
             keys, values = keys.filter(changed), values.filter(changed)
-        return Section(self.name, "value", self.dtype.storage, False, sorted_table({"key": keys, "value": values}))
+        return Section(self.name, "value", self.dtype.storage, False, grouped_table({"key": keys, "value": values}))
 
 
 def _is_range(slots: np.ndarray[Any, Any]) -> bool:

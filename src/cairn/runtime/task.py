@@ -75,6 +75,7 @@ def _run(
     files: FileSystem | None,
 ) -> Iterator[pa.RecordBatch]:
     timings = Timings()
+    began_ms = time.time_ns() // 1_000_000
     since = time.perf_counter()
     files = files or open_filesystem(context.job_dir)
 
@@ -164,6 +165,8 @@ def _run(
                 store=store.report.how,
                 restored_rows=store.report.rows,
                 times={step: round(spent, 3) for step, spent in timings.spent.items()},
+                began_ms=began_ms,
+                ended_ms=time.time_ns() // 1_000_000,
             ),
         )
     )

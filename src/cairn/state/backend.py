@@ -46,11 +46,13 @@ class StateBackend(ABC):
     """One subtask's working copy. Opened, used and closed inside one process; calls never overlap.
 
     `shared` says whether several processes of a host may have the same folder open at once. `resident` says that
-    the contents live in this process only, so that an instance is worth keeping between epochs.
+    the contents live in this process only, so that an instance is worth keeping between epochs. `ordered_reads` says
+    that `get_many` is quicker for keys in ascending order.
     """
 
     shared: ClassVar[bool] = False
     resident: ClassVar[bool] = False
+    ordered_reads: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, folder: str) -> None:

@@ -9,7 +9,17 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
 
 from cairn.errors import StorageError
 from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
@@ -22,6 +32,7 @@ class RocksDBBackend(StateBackend):
     """One database per subtask; a table is a key prefix: its length, its name, then the key."""
 
     shared = False
+    ordered_reads = True
 
     def __init__(self, folder: str) -> None:
         self._path = folder
@@ -31,6 +42,8 @@ class RocksDBBackend(StateBackend):
         options.set_max_background_jobs(2)
         options.set_keep_log_file_num(1)
         options.set_max_log_file_size(1 << 20)
+        options.set_compression_type(DBCompressionType.none())  # the block cache is cold in every task:
+        options.set_allow_mmap_reads(True)  # blocks are read where the operating system has them
         blocks = BlockBasedOptions()
         blocks.set_block_cache(Cache(_CACHE_BYTES))
         blocks.set_bloom_filter(10, False)

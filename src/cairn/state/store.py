@@ -103,8 +103,7 @@ class StoreCopy:
             wanted = wanted[missing]
         if len(wanted):
             asked = keys if len(wanted) == len(keys) else keys.take(pa.array(wanted))
-            raw = self.guard(lambda: self._backend.get_many(table, asked.to_pylist()))
-            values, times = codec.value_column(raw, storage, ttl)
+            values, times = codec.value_column(self._get_many(table, asked), storage, ttl)
             if not parts:
                 return values, times
             places[wanted] = offset + np.arange(len(values))
@@ -113,6 +112,16 @@ class StoreCopy:
                 stamps.append(times)
         where = pa.array(places)
         return _gather(parts, where), _gather(stamps, where) if ttl else None
+
+    def _get_many(self, table: str, keys: pa.Array) -> list[bytes | None]:
+        if not self._backend.ordered_reads:
+            return self.guard(lambda: self._backend.get_many(table, keys.to_pylist()))
+        order = pc.array_sort_indices(keys)
+        found = self.guard(lambda: self._backend.get_many(table, keys.take(order).to_pylist()))
+        answers: list[bytes | None] = [None] * len(found)
+        for place, answer in zip(order.to_pylist(), found, strict=True):
+            answers[place] = answer
+        return answers
 
     def getter(self, table: str) -> Callable[[bytes], bytes | None]:
         find = self._backend.getter(table)
@@ -323,7 +332,7 @@ class _Opener:
         if not known or epoch < self.base_epoch:
             return self._rebuild(part, self._replaced(part, backend, folder))
         self.report.how = "warm" if current else "caught-up"
-        layered = part == VALUES and not self.kind.resident
+        layered = part == VALUES
         if layered and self._may_wait(epoch, missing):
             return backend, self._sections(part, missing or self._newest())
         if not current:
@@ -419,8 +428,6 @@ class _Opener:
 
 def _newest_values(changes: Sequence[TableChanges]) -> list[TableChanges]:
     """The same effect with each key written once, in key order."""
-    if len(changes) < 2:
-        return list(changes)
     tables: dict[str, dict[bytes, bytes | None]] = {}
     for change in changes:
         rows = tables.setdefault(change.table, {})

@@ -12,7 +12,7 @@ from cairn.errors import StateMisuseError
 from cairn.model.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from cairn.state.slots import no_current_key
 from cairn.state.table import StateTable
-from cairn.storage.statefile import Section, sorted_table
+from cairn.storage.statefile import Section, grouped_table
 
 _NO_SLOT = (IndexError, TypeError)
 
@@ -62,7 +62,7 @@ class ValueTable(StateTable):
         columns = {"key": keys, "value": self.column(values, picked)}
         if self.ttl is not None:
             columns["time"] = pa.array(times, pa.int64())
-        return Section(self.name, "value", self.type.storage, self.ttl is not None, sorted_table(columns))
+        return Section(self.name, "value", self.type.storage, self.ttl is not None, grouped_table(columns))
 
 
 class PlainValueState:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import msgspec
 
 from cairn.errors import CairnError
+from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest
 from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileInfo, FileSystem
 from cairn.storage.manifests import ManifestStore
 
@@ -32,12 +34,27 @@ class Expiry:
     files: tuple[str, ...]
 
 
-def plan_expiry(manifests: Mapping[int, Manifest], retained: int) -> Expiry:
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What checkpoints, retained or in the making, need: the manifests of these epochs, and these files."""
+
+    epochs: frozenset[int] = frozenset()
+    files: frozenset[str] = frozenset()
+
+
+def pins_of(checkpoints: Iterable[Checkpoint]) -> Pins:
+    """What these checkpoints need. They hold their inlined bytes themselves."""
+    return Pins(files=frozenset().union(*(checkpoint.files() for checkpoint in checkpoints)))
+
+
+def plan_expiry(manifests: Mapping[int, Manifest], retained: int, pins: Pins = Pins()) -> Expiry:  # noqa: B008
     """Which of the known manifests leave retention, and which files then have no manifest left. Pure."""
     ordered = sorted(manifests)
     kept = set(ordered[-retained:])
     needed = set().union(*(manifests[epoch].inline_epochs() for epoch in kept)) if kept else set()
+    needed |= pins.epochs
     files = set().union(*(manifests[epoch].files() for epoch in kept)) if kept else set()
+    files |= pins.files
     gone = tuple(epoch for epoch in ordered if epoch not in kept and epoch not in needed)
     # A manifest that stays only for its inlined bytes keeps no files alive: nothing restores from it.
     loose: set[str] = set()
@@ -47,12 +64,12 @@ def plan_expiry(manifests: Mapping[int, Manifest], retained: int) -> Expiry:
     return Expiry(gone, tuple(sorted(loose)))
 
 
-def expire(store: ManifestStore, manifests: dict[int, Manifest], retained: int) -> int:
+def expire(store: ManifestStore, manifests: dict[int, Manifest], retained: int, pins: Pins = Pins()) -> int:  # noqa: B008
     """Carry `plan_expiry` out. Files go first, so that a crash in between leaves a manifest, never an orphan.
 
     A delete that fails is logged and left to a later sweep: it must not stop the job.
     """
-    plan = plan_expiry(manifests, retained)
+    plan = plan_expiry(manifests, retained, pins)
     deleted = 0
     for path in plan.files:
         try:
@@ -67,13 +84,19 @@ def expire(store: ManifestStore, manifests: dict[int, Manifest], retained: int) 
             _log.warning("cannot delete the manifest of epoch %d: %s", epoch, error)
         manifests.pop(epoch, None)
     for epoch in sorted(manifests)[:-retained]:
+        if epoch in pins.epochs:
+            continue  # what it names may go when the checkpoint goes
         # It stays for its inlined bytes alone, and its files need no second look.
         manifests[epoch] = msgspec.structs.replace(manifests[epoch], operators=[])
     return deleted
 
 
 def orphans(
-    present: Iterable[FileInfo], manifests: Sequence[Manifest], now: float, age_guard: float = AGE_GUARD_SECONDS
+    present: Iterable[FileInfo],
+    manifests: Sequence[Manifest],
+    now: float,
+    age_guard: float = AGE_GUARD_SECONDS,
+    pins: Pins = Pins(),  # noqa: B008
 ) -> list[FileInfo]:
     """State files that no manifest names, none ever will, and that are older than the guard. Pure.
 
@@ -83,7 +106,7 @@ def orphans(
     if not manifests:
         return []
     newest = max(manifests, key=lambda manifest: manifest.epoch)
-    named: set[str] = set()
+    named: set[str] = set(pins.files)
     for manifest in manifests:
         named |= manifest.files()
     found = []
@@ -102,13 +125,16 @@ def sweep(
 ) -> list[FileInfo]:
     """Delete orphans; returns them. With `dry_run` nothing is deleted.
 
-    Every manifest must be readable: with one that is not, nobody knows what it names, and nothing is deleted.
+    Every manifest and checkpoint must be readable: with one that is not, nobody knows what it names, and nothing is
+    deleted.
     The files are listed before the manifests are read, so that one which a commit names meanwhile is spared.
     """
     present = list(files.walk(layout.SHARED))
     store = ManifestStore(files)
     manifests = [store.load(epoch) for epoch in store.epochs()]
-    found = orphans(present, manifests, time.time() if now is None else now, age_guard)
+    checkpoints = CheckpointStore(files)
+    pins = pins_of(checkpoints.load(number) for number in checkpoints.numbers())
+    found = orphans(present, manifests, time.time() if now is None else now, age_guard, pins)
     if not dry_run:
         for info in found:
             files.delete(info.path)

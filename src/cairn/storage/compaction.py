@@ -47,8 +47,8 @@ def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
         return np.zeros(0, dtype=np.int64)
     keys = data.column("key").combine_chunks()
     keys = keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys
-    prefix = pc.binary_slice(keys, 0, 2)
-    return np.frombuffer(b"".join(prefix.to_pylist()), dtype=">u2").astype(np.int64)
+    numbers: np.ndarray[Any, Any] = statefile.group_numbers(keys).astype(np.int64)
+    return numbers
 
 
 def merged(tables: Sequence[pa.Table], entries: bool) -> pa.Table:

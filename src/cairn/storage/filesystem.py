@@ -1,7 +1,7 @@
 """The small contract that durable storage must keep, and its implementation for local paths.
 
-Only six things are ever asked of a store: create a file that must not exist, read, list, delete, move, and say
-whether something is there. Nothing is overwritten, ever. `testing/faults.py` wraps this contract to fail on cue.
+Little is ever asked of a store: create a file that must not exist, read, list, delete, move, and say whether something
+is there. Nothing is overwritten, ever. `testing/faults.py` wraps this contract to fail on cue.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ class FileInfo:
     path: str
     size: int
     modified: float
+
+
+Names = list[str]
 
 
 class FileSystem(Protocol):
@@ -52,8 +55,14 @@ class FileSystem(Protocol):
     def walk(self, path: str) -> Iterator[FileInfo]:
         """All files below a folder, however deep."""
 
+    def folders(self, path: str) -> Names:
+        """Names of the folders directly below a folder, sorted; empty if there is no such folder."""
+
     def delete(self, path: str) -> None:
         """Delete a file; fine if it is gone already."""
+
+    def prune(self, path: str) -> None:
+        """Remove a folder if it is there and empty. Stores that know no folders have nothing to do."""
 
     def move(self, source: str, target: str) -> None:
         """Move a file to a name that must not exist, durable on return."""
@@ -168,6 +177,20 @@ class LocalFileSystem:
                 with contextlib.suppress(FileNotFoundError):
                     info = os.lstat(full)
                     yield FileInfo(os.path.relpath(full, self._root).replace(os.sep, "/"), info.st_size, info.st_mtime)
+
+    def folders(self, path: str) -> Names:
+        full = self._full(path) if path else self._root
+        try:
+            with os.scandir(full) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _storage_error("list", full, error) from error
+
+    def prune(self, path: str) -> None:
+        with contextlib.suppress(OSError):  # not empty, or not there: then it stays, or it is gone
+            os.rmdir(self._full(path))
 
     def delete(self, path: str) -> None:
         full = self._full(path)

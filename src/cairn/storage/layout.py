@@ -6,6 +6,10 @@
     runs/<n>                      one file per run; the newest one owns the job
     epochs/<epoch>                manifests
     shared/<uid>/<name>.state     deltas and snapshots
+    chk-<n>/_metadata             a completed checkpoint
+    chk-<n>/<uid>-<name>.state    snapshots of a full checkpoint
+    history/<n>                   statistics of a checkpoint
+    control/<name>                requests to the running job, and answers
     tables/<name>/                data of `TableSink`
     spark/                        the query's own checkpointLocation
 """
@@ -23,6 +27,9 @@ EPOCHS = "epochs"
 SHARED = "shared"
 SPARK = "spark"
 TABLES = "tables"
+HISTORY = "history"
+CONTROL = "control"
+METADATA = "_metadata"
 
 _DIGITS = 20
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
@@ -56,6 +63,28 @@ def epoch_path(epoch: int) -> str:
     return f"{EPOCHS}/{epoch:0{_DIGITS}d}"
 
 
+def checkpoint_folder(number: int) -> str:
+    return f"chk-{number}"
+
+
+def checkpoint_number(name: str) -> int | None:
+    """The number of a checkpoint's folder, or None for any other name."""
+    match = re.fullmatch(r"chk-([1-9]\d{0,17})", name)
+    return int(match[1]) if match else None
+
+
+def metadata_path(number: int) -> str:
+    return f"{checkpoint_folder(number)}/{METADATA}"
+
+
+def full_snapshot_path(number: int, uid: str, first_group: int, token: str) -> str:
+    return f"{checkpoint_folder(number)}/{uid}-g{first_group}-{token}.state"
+
+
+def history_path(number: int) -> str:
+    return f"{HISTORY}/{number:0{_DIGITS}d}"
+
+
 def number_of(path: str) -> int | None:
     """The run or epoch number in a path, or None if the name is not one of ours."""
     name = path.rsplit("/", 1)[-1]
@@ -69,6 +98,11 @@ def delta_path(uid: str, epoch: int, run: int, attempt: int) -> str:
 
 def snapshot_path(uid: str, epoch: int, run: int, first_group: int, token: str) -> str:
     return f"{SHARED}/{uid}/{epoch:012d}-{run}-g{first_group}-{token}.snapshot.state"
+
+
+def restored_delta_path(uid: str, epoch: int, run: int, first_group: int, token: str) -> str:
+    """A delta that a restore brought in from elsewhere."""
+    return f"{SHARED}/{uid}/{epoch:012d}-{run}-r{first_group}-{token}.state"
 
 
 def made_by(path: str) -> tuple[int, int, bool] | None:

@@ -18,8 +18,9 @@ from cairn.errors import InvalidInputError, StorageError
 from cairn.storage.filesystem import FileInfo, FileSystem
 
 _Infos = list[FileInfo]
+_Names = list[str]
 KINDS = ("error", "full", "crash", "torn")
-OPERATIONS = ("create", "read", "exists", "list", "walk", "delete", "move")
+OPERATIONS = ("create", "read", "exists", "list", "walk", "folders", "delete", "prune", "move")
 
 
 class Crash(BaseException):
@@ -155,6 +156,17 @@ class FaultyFileSystem:
         found = [*self.inner.walk(path)]
         self._leave(fault, "walk", path)
         return iter(self._lagging(path, found, deep=True))
+
+    def folders(self, path: str) -> _Names:
+        fault = self._enter("folders", path)
+        found = self.inner.folders(path)
+        self._leave(fault, "folders", path)
+        return found
+
+    def prune(self, path: str) -> None:
+        fault = self._enter("prune", path)
+        self.inner.prune(path)
+        self._leave(fault, "prune", path)
 
     def delete(self, path: str) -> None:
         fault = self._enter("delete", path)

@@ -523,12 +523,12 @@ def local_compaction(job_dir: str, run: int) -> Any:
     """A compaction job for `Compactor` that works in this process."""
 
     def job(
-        manifest: Manifest, operator: OperatorState, ranges: Sequence[keygroups.KeyGroupRange]
+        manifest: Manifest, operator: OperatorState, ranges: Sequence[keygroups.KeyGroupRange], checkpoint: int = 0
     ) -> list[StateHandle]:
         found: list[StateHandle] = []
         told = msgspec.msgpack.encode(operator)
         for groups in ranges:
-            work = (job_dir, manifest.epoch, manifest.time_ms, told, groups.start, groups.end, run)
+            work = (job_dir, manifest.epoch, manifest.time_ms, told, groups.start, groups.end, run, checkpoint)
             found += [msgspec.msgpack.decode(raw, type=StateHandle) for raw in compact_range(work)]
         return found
 

@@ -1,0 +1,262 @@
+"""Going back to a checkpoint: in place, or as the beginning of another job (docs/design/0002-checkpoints.md).
+
+A restore never changes what was there. It adds an epoch that stands for the checkpoint, above every epoch that ever
+was, and puts a new folder with Spark's logs in the place of the old one, which is kept beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cairn.errors import CairnError, CorruptFileError, InvalidInputError, NotFoundError
+from cairn.model.checkpoint import Checkpoint
+from cairn.model.manifest import NO_WATERMARK, Manifest, StateHandle
+from cairn.state.files import StateFiles
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import FileSystem, LocalFileSystem, local_root
+from cairn.storage.manifests import ManifestStore, RunRecord
+
+_log = logging.getLogger("cairn.checkpoint")
+_COMPACT_INTERVAL = 10
+"""Spark's default for the logs of its sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint and the job's directory that it lies in."""
+
+    files: LocalFileSystem
+    checkpoint: Checkpoint
+
+
+def find(path: str) -> Source:
+    """The checkpoint that a path names: its `chk-<n>` folder, or the `_metadata` in it."""
+    folder = local_root(path)
+    if os.path.basename(folder) == layout.METADATA:
+        folder = os.path.dirname(folder)
+    number = layout.checkpoint_number(os.path.basename(folder))
+    if number is None:
+        raise InvalidInputError(f"{path!r} is no checkpoint: name the folder chk-<n> of a job", path=path)
+    files = LocalFileSystem(os.path.dirname(folder))
+    store = CheckpointStore(files)
+    if number not in store.numbers():
+        there = ", ".join(f"chk-{known}" for known in store.numbers()) or "none"
+        raise NotFoundError(f"there is no completed checkpoint {folder}; completed there: {there}", path=path)
+    return Source(files, store.load(number))
+
+
+def damage(files: FileSystem, manifest: Manifest, thorough: bool = False) -> str:
+    """What is wrong with the files that a manifest names; empty if nothing is. `thorough` reads every byte."""
+    state_files = StateFiles(files, manifest)
+    for operator in manifest.operators:
+        for handle in operator.chain:
+            if not handle.path:
+                continue
+            where = f"{files.root}/{handle.path} of operator '{operator.uid}'"
+            try:
+                path = files.local_path(handle.path)
+                if not files.exists(handle.path):
+                    return f"{where} is missing"
+                if path is not None and os.path.getsize(path) != handle.size:
+                    return f"{where} has {os.path.getsize(path)} bytes instead of {handle.size}"
+                if thorough:
+                    file = state_files.open(operator.uid, handle)
+                    for info in file.sections:
+                        file.read(info)
+            except (CairnError, OSError) as error:
+                return f"{where}: {error}"
+    return ""
+
+
+def newest_intact(files: LocalFileSystem) -> Checkpoint | None:
+    """The newest checkpoint all of whose files are whole; every byte is read to know."""
+    for checkpoint in reversed(CheckpointStore(files).all()):
+        wrong = damage(files, checkpoint.manifest, thorough=True)
+        if not wrong:
+            return checkpoint
+        _log.error("checkpoint %d cannot be used either: %s", checkpoint.id, wrong)
+    return None
+
+
+def restore(source: Source, files: LocalFileSystem, run: RunRecord, incarnation: str, job_id: str) -> Manifest:
+    """Make a checkpoint the newest epoch of a job's directory; returns its manifest."""
+    checkpoint = source.checkpoint
+    old = checkpoint.manifest
+    wrong = damage(source.files, old, thorough=True)
+    if wrong:
+        raise CorruptFileError(
+            f"checkpoint {checkpoint.info.path} cannot be restored: {wrong}. Nothing was changed; choose another one.",
+            path=checkpoint.info.path,
+        )
+    epoch = 1 + max([-1, *ManifestStore(files).epochs(), *_numbers(files, "offsets"), *_numbers(files, "commits")])
+    same_job = source.files.root == files.root
+    operators = [
+        msgspec.structs.replace(
+            operator,
+            chain=[_carried(source, files, run, operator.uid, handle, same_job) for handle in operator.chain],
+            base=operator.base if same_job else -1,
+        )
+        for operator in old.operators
+    ]
+    manifest = msgspec.structs.replace(
+        old,
+        job_id=job_id,
+        incarnation=incarnation,
+        epoch=epoch,
+        commit_id=uuid.uuid4().hex[:16],
+        run=run.run,
+        parent=old.epoch if same_job else -1,
+        operators=operators,
+        sinks=[],
+        inlined={},
+        lineage={**old.lineage, old.epoch: old.commit_id} if same_job else {},
+        restored=checkpoint.id,
+    )
+    _build_spark_folder(source, files, manifest, checkpoint.in_flight)
+    ManifestStore(files).publish(manifest)
+    finish(files, manifest)
+    _log.warning(
+        "Restoring job %s from Checkpoint %d @ %d located at %s, epoch %d, as epoch %d.",
+        job_id, checkpoint.id, checkpoint.info.trigger_ms, checkpoint.info.path, old.epoch, epoch,
+    )  # fmt: skip
+    return manifest
+
+
+def finish(files: LocalFileSystem, manifest: Manifest) -> None:
+    """Put the Spark folder of a restore in its place, if that has not happened yet."""
+    prepared = _prepared(files, manifest.epoch)
+    if not os.path.isdir(prepared):
+        return
+    current = os.path.join(files.root, layout.SPARK)
+    if os.path.isdir(current):
+        os.rename(current, os.path.join(files.root, f"{layout.SPARK}.before-{manifest.epoch}"))
+    os.rename(prepared, current)
+    _sync(files.root)
+
+
+def _prepared(files: LocalFileSystem, epoch: int) -> str:
+    return os.path.join(files.root, f"{layout.SPARK}.restore-{epoch}")
+
+
+def _numbers(files: LocalFileSystem, log: str) -> list[int]:
+    """Batch numbers in one of Spark's logs, in the present folder and in those that restores put aside."""
+    found = []
+    for name in files.folders(""):
+        if re.fullmatch(rf"{layout.SPARK}(\.before-\d+)?", name):
+            folder = os.path.join(files.root, name, log)
+            if os.path.isdir(folder):
+                found += [int(entry) for entry in os.listdir(folder) if entry.isdigit()]
+    return found
+
+
+def _carried(
+    source: Source, files: LocalFileSystem, run: RunRecord, uid: str, handle: StateHandle, same_job: bool
+) -> StateHandle:
+    """A handle as the restored job names it. Only shared files of the same job are taken as they are."""
+    if same_job and handle.path.startswith(f"{layout.SHARED}/"):
+        return handle
+    token = f"{uuid.uuid4().hex[:8]}"
+    path = layout.snapshot_path(uid, handle.epoch, run.run, handle.first_group, token)
+    if not handle.snapshot:
+        path = layout.restored_delta_path(uid, handle.epoch, run.run, handle.first_group, token)
+    data = source.files.read(handle.path) if handle.path else source.checkpoint.inlined_bytes(uid, handle)
+    if data is None:
+        raise CorruptFileError(f"{source.checkpoint.info.path} lacks the state of operator '{uid}'", uid=uid)
+    files.create(path, data)
+    return msgspec.structs.replace(handle, path=path)
+
+
+def _build_spark_folder(source: Source, files: LocalFileSystem, manifest: Manifest, in_flight: str) -> None:
+    """Logs that end with the restored epoch, committed, and the range in flight, not committed; a fresh query id."""
+    folder = _prepared(files, manifest.epoch)
+    shutil.rmtree(folder, ignore_errors=True)
+    sources = os.path.join(source.files.root, layout.SPARK, "sources")
+    if os.path.isdir(sources):
+        positions = _positions(in_flight or manifest.offsets)
+        for name in os.listdir(sources):
+            position = positions[int(name)] if name.isdigit() and int(name) < len(positions) else None
+            _copy_source(os.path.join(sources, name), os.path.join(folder, "sources", name), position)
+    watermark = manifest.watermark if manifest.watermark != NO_WATERMARK else 0
+    written = {
+        "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),
+        f"offsets/{manifest.epoch}": manifest.offsets.encode(),
+        f"commits/{manifest.epoch}": b"v1\n" + msgspec.json.encode({"nextBatchWatermarkMs": max(0, watermark)}),
+    }
+    if manifest.epoch > 0:  # Spark asks for the entry before its newest one, and takes it for the last committed
+        written[f"offsets/{manifest.epoch - 1}"] = manifest.offsets.encode()
+    if in_flight:
+        written[f"offsets/{manifest.epoch + 1}"] = in_flight.encode()
+    for name, data in written.items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(data)
+    for place, _, names in os.walk(folder):
+        for name in names:
+            _sync(os.path.join(place, name))
+        _sync(place)
+    _sync(files.root)
+
+
+def _positions(offsets: str) -> list[Any]:
+    """The position of each source in an entry of Spark's offset log; None for one that has none."""
+    return [None if line in ("-", "") else json.loads(line) for line in offsets.split("\n")[2:]]
+
+
+def _copy_source(folder: str, target: str, position: Any) -> None:
+    """A source's own log as it was at a position.
+
+    The file source logs every batch of new files under a number, and all of them together in a `<n>.compact` now and
+    then. What it logged after the position is left out: it finds those files again, and takes them as it did before.
+    """
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"\d+(\.compact)?", name)]
+    if not isinstance(position, dict) or "logOffset" not in position:
+        shutil.copytree(folder, target)
+        return
+    last = int(position["logOffset"])
+    entries: dict[int, dict[str, str]] = {}
+    version = "v1"
+    for name in names:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            version, *lines = file.read().split("\n")
+        for line in filter(None, lines):
+            entry = json.loads(line)
+            entries.setdefault(int(entry["batchId"]), {})[entry["path"]] = line
+    missing = [number for number in range(last + 1) if number not in entries]
+    if missing:
+        raise CorruptFileError(
+            f"Spark's log of a file source in {folder} no longer says which files batch {missing[0]} had; the "
+            "checkpoint's position cannot be found again",
+            path=folder,
+        )
+    compacted = [int(name.removesuffix(".compact")) + 1 for name in names if name.endswith(".compact")]
+    interval = min(compacted, default=_COMPACT_INTERVAL)
+    os.makedirs(target)
+    for number in range((last + 1) // interval * interval - 1, last + 1):
+        if number < 0:
+            continue
+        together = (number + 1) % interval == 0
+        wanted = range(number + 1) if together else (number,)
+        text = "\n".join([version, *(line for batch in wanted for line in entries[batch].values())])
+        with open(
+            os.path.join(target, f"{number}.compact" if together else str(number)), "x", encoding="utf-8"
+        ) as file:
+            file.write(text)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,137 @@
+"""`cairn checkpoints` and `cairn checkpoint`: what checkpoints a job has, and taking one now.
+
+The first reads the job's directory alone, so it works for jobs that run, have ended or have crashed. The second leaves
+a request in that directory, which the running job answers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from cairn.cli.output import ExitCode, Output
+from cairn.config import DEFAULT_DIRECTORY
+from cairn.coordinator.control import ask
+from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
+from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.manifests import JobIdentity, load_identity
+
+_COLOURS = {"COMPLETED": "green", "FAILED": "red", "IN_PROGRESS": "blue"}
+
+
+def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdentity]:
+    """The job that a name, an id prefix or a path means."""
+    if os.sep in job or os.path.isdir(job):
+        files = LocalFileSystem(local_root(job))
+        identity = load_identity(files)
+        if identity is None:
+            raise NotFoundError(f"{files.root} holds no job of cairn", path=files.root)
+        return files, identity
+    root = local_root(directory or DEFAULT_DIRECTORY)
+    found = []
+    for name in LocalFileSystem(root).folders(""):
+        files = LocalFileSystem(os.path.join(root, name))
+        identity = load_identity(files)
+        if identity is not None and (identity.name == job or identity.job_id.startswith(job)):
+            found.append((files, identity))
+    exact = [pair for pair in found if job in (pair[1].name, pair[1].job_id)]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if not found:
+        raise NotFoundError(f"there is no job '{job}' in {root}; give its path, or its directory with --dir", job=job)
+    names = ", ".join(sorted(identity.job_id for _, identity in found))
+    raise InvalidInputError(f"'{job}' could be any of {names}; give more of the id", job=job)
+
+
+def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -> int:
+    files, identity = open_job(job, directory)
+    infos = CheckpointStore(files).history()[:limit]
+    out.document({"job": identity.job_id, "name": identity.name, "checkpoints": [describe(info) for info in infos]})
+    if out.as_json:
+        return ExitCode.OK
+    if not infos:
+        out.line(f"job {identity.job_id} has no checkpoints yet; take one with: cairn checkpoint {identity.job_id}")
+        return ExitCode.OK
+    _table(identity, infos)
+    return ExitCode.OK
+
+
+def describe(info: CheckpointInfo) -> dict[str, Any]:
+    """A checkpoint as a JSON document, sums included."""
+    told: dict[str, Any] = msgspec.to_builtins(info)
+    told["duration_ms"] = info.duration_ms
+    told["written_bytes"] = info.written_bytes
+    told["full_bytes"] = info.full_bytes
+    for operator, stats in zip(told.get("operators", []), info.operators, strict=True):
+        operator["skew"] = round(stats.skew, 3)
+    return told
+
+
+def _table(identity: JobIdentity, infos: list[CheckpointInfo]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(f"checkpoints of {identity.name}"), box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("id", "status", "type", "epoch"):
+        table.add_column(name)
+    for name in ("triggered", "duration", "written", "full size"):
+        table.add_column(name, justify="right")
+    table.add_column("path or cause", overflow="fold")
+    for info in infos:
+        status = info.status.value + (" (discarded)" if info.discarded else "")
+        kind = info.type.value.removesuffix("CHECKPOINT").strip("_").lower() or "aligned"
+        table.add_row(
+            str(info.id),
+            Text(status, style=_COLOURS[info.status.value]),
+            f"{kind}, {'full' if info.full else 'incremental'}",
+            str(info.epoch) if info.epoch >= 0 else "-",
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.trigger_ms / 1000)),
+            f"{info.duration_ms:,} ms" if info.end_ms else "-",
+            size(info.written_bytes),
+            size(info.full_bytes),
+            Text(info.path if info.status is CheckpointStatus.COMPLETED else info.failure),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    number = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout: float, out: Output) -> int:
+    files, identity = open_job(job, directory)
+    if not out.as_json:
+        out.message(f"asking job {identity.job_id} for a checkpoint")
+    answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
+    if answer is None:
+        raise CheckpointFailedError(
+            f"job '{identity.job_id}' did not answer within {timeout:.0f} s",
+            remedy=f"Is it running? Look with: cairn checkpoints {identity.job_id}",
+        )
+    if "error" in answer:
+        raise CheckpointFailedError(str(answer["error"]))
+    info = msgspec.convert(answer["checkpoint"], type=CheckpointInfo)
+    out.document(describe(info))
+    out.line(
+        f"checkpoint {info.id} of {identity.job_id} completed in {info.duration_ms} ms: epoch {info.epoch}, "
+        f"{size(info.written_bytes)} written, {size(info.full_bytes)} in all"
+    )
+    out.line(os.path.join(files.root, layout.checkpoint_folder(info.id)))
+    return ExitCode.OK

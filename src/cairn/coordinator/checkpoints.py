@@ -1,0 +1,555 @@
+"""The checkpoint coordinator: when a checkpoint starts, where it cuts, how it ends (docs/design/0002-checkpoints.md).
+
+`CheckpointCoordinator` decides. It is told of epochs by the epoch loop, of requests by anyone, of time by its clock;
+`step` does what is due and says when to come back. `CheckpointThread` calls it. Clock, store and snapshot runner are
+given, so that a test can play any order of events, and a seed can play it again.
+
+Not known here: Spark, sinks, and how a job is restarted.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from cairn.config import CheckpointSettings
+from cairn.errors import CairnError, CheckpointFailedError
+from cairn.model.checkpoint import (
+    Checkpoint,
+    CheckpointInfo,
+    CheckpointStatus,
+    CheckpointType,
+    FailureReason,
+    OperatorStats,
+    SubtaskStats,
+)
+from cairn.model.keygroups import key_group_range
+from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.cleanup import Pins, pins_of
+from cairn.storage.manifests import ManifestStore
+
+_log = logging.getLogger("cairn.checkpoint")
+_QUEUE = 1000
+_POLL_MS = 500
+
+Tasks = Sequence[tuple[str, int, TaskMetrics]]
+Snapshots = Mapping[str, list[StateHandle]]
+"""The snapshots that replace the chain of each operator."""
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int: ...
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class SnapshotRunner(Protocol):
+    """Writes a full snapshot of a manifest's state into the folder of a checkpoint, beside the stream."""
+
+    def start(self, number: int, manifest: Manifest, done: Callable[[Snapshots | Exception], None]) -> None:
+        """Begin, and call `done` from any thread when all files are durable or it failed."""
+
+    def cancel(self, number: int) -> None:
+        """Give it up; `done` may still be called."""
+
+
+class CheckpointRequest:
+    """A checkpoint that somebody asked for."""
+
+    def __init__(self, full: bool, periodic: bool = False) -> None:
+        self.full = full
+        self.periodic = periodic
+        self._ended = threading.Event()
+        self._info: CheckpointInfo | None = None
+
+    def end(self, info: CheckpointInfo) -> None:
+        self._info = info
+        self._ended.set()
+
+    def wait(self, timeout: float | None = None) -> CheckpointInfo:
+        """The completed checkpoint. Raises `CheckpointFailedError` if it failed, `TimeoutError` if it takes longer."""
+        if not self._ended.wait(timeout) or self._info is None:
+            raise TimeoutError(f"the checkpoint has not ended within {timeout} s; it goes on")
+        if self._info.status is CheckpointStatus.FAILED:
+            raise CheckpointFailedError(self._info.failure, checkpoint=self._info.id)
+        return self._info
+
+
+@dataclass
+class _Pending:
+    number: int
+    request: CheckpointRequest
+    trigger_ms: int
+    deadline_ms: int
+    type: CheckpointType = CheckpointType.CHECKPOINT
+    waits_for: int | None = None
+    """The running epoch whose end is the cut."""
+    manifest: Manifest | None = None
+    tasks: Tasks = ()
+    in_flight: str = ""
+    writing: bool = False
+    async_since: int = 0
+    async_ms: float = 0.0
+    snapshots: Snapshots | None = None
+    error: Exception | None = None
+
+    @property
+    def ready(self) -> bool:
+        """The cut is made, and whatever had to be written is."""
+        return self.manifest is not None and (not self.request.full or self.snapshots is not None)
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    job_id: str
+    name: str
+    run: int
+
+
+Listener = Callable[[int], None]
+
+
+@dataclass
+class Listeners:
+    """Told of every end, on the coordinator's thread."""
+
+    completed: list[Listener] = field(default_factory=list)
+    aborted: list[Listener] = field(default_factory=list)
+
+    def tell(self, listeners: Sequence[Listener], number: int) -> None:
+        for listener in listeners:
+            try:
+                listener(number)
+            except Exception:  # noqa: BLE001 - a checkpoint is not undone by what somebody does on hearing of it
+                _log.exception("a checkpoint listener raised; the job goes on")
+
+
+class CheckpointCoordinator:
+    """Decides about the checkpoints of one run. Methods may be called from any thread, `step` from one only."""
+
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        store: CheckpointStore,
+        facts: JobFacts,
+        runner: SnapshotRunner,
+        current: Manifest | None,
+        intolerable: Callable[[CheckpointInfo], None],
+        clock: Clock | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._manifests = ManifestStore(store.files)
+        self._facts = facts
+        self._runner = runner
+        self._current = current
+        self._tasks: Tasks = ()
+        self._running: tuple[int, str] | None = None
+        self._intolerable = intolerable
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._queue: list[CheckpointRequest] = []
+        self._pending: dict[int, _Pending] = {}
+        self._completed = store.all()
+        self._next = store.next_number()
+        self._failures = 0
+        self._last_end_ms: int | None = None
+        self._closed = False
+        self.listeners = Listeners()
+        self.notices: list[tuple[int, bool]] = []
+        """Ends that no epoch has carried to the tasks yet: number, and whether it completed."""
+        first = chance.uniform(settings.min_pause_ms, self._period()) if chance is not None else self._period()
+        self._next_periodic = self._clock.now_ms() + int(first) if settings.interval_ms > 0 else None
+
+    def _period(self) -> int:
+        return max(self._settings.interval_ms, self._settings.min_pause_ms)
+
+    # Told by the epoch loop.
+
+    def epoch_began(self, epoch: int, offsets: str) -> int:
+        """An epoch starts; returns the number of the checkpoint whose barrier it carries, or 0."""
+        with self._changed:
+            self._running = (epoch, offsets)
+            carried = [p for p in self._pending.values() if p.manifest is None and p.waits_for in (None, epoch)]
+            for pending in carried:
+                pending.waits_for = epoch
+            return max((pending.number for pending in carried), default=0)
+
+    def epoch_committed(self, manifest: Manifest, tasks: Tasks) -> None:
+        with self._changed:
+            self._running = None
+            self._current = manifest
+            self._tasks = tasks
+            for pending in self._pending.values():
+                if pending.manifest is None:
+                    self._cut(pending, in_flight="")
+            self._changed.notify_all()
+
+    def epoch_failed(self, epoch: int, error: BaseException) -> None:
+        """The running epoch will not be committed by this run: what waited for its end is given up."""
+        with self._changed:
+            self._running = None
+            for pending in list(self._pending.values()):
+                if pending.manifest is None:
+                    self._abort(pending, FailureReason.TASK_FAILURE, f"epoch {epoch} failed: {error}")
+            self._changed.notify_all()
+
+    def take_notices(self) -> list[tuple[int, bool]]:
+        """What the next epoch tells the tasks."""
+        with self._lock:
+            taken, self.notices = self.notices, []
+            return taken
+
+    # Asked by anyone.
+
+    def request(self, full: bool | None = None) -> CheckpointRequest:
+        """Ask for a checkpoint; it starts as soon as the settings allow. `full` None means: as configured."""
+        request = CheckpointRequest(not self._settings.incremental if full is None else full)
+        with self._changed:
+            if self._closed:
+                self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
+            elif len(self._queue) >= _QUEUE:
+                self._refuse(request, FailureReason.TOO_MANY, f"{_QUEUE} requests are waiting already")
+            else:
+                place = sum(1 for waiting in self._queue if not waiting.periodic)
+                self._queue.insert(place, request)
+                self._changed.notify_all()
+        return request
+
+    def infos(self) -> list[CheckpointInfo]:
+        """Checkpoints in progress, newest first."""
+        with self._lock:
+            return [self._info(pending, CheckpointStatus.IN_PROGRESS) for pending in reversed(self._pending.values())]
+
+    def pins(self) -> Pins:
+        """What must not be deleted: what retained checkpoints, and those in the making, need."""
+        with self._lock:
+            made = pins_of(self._completed)
+            making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
+            epochs = made.epochs.union(*(m.inline_epochs() for m in making))
+            return Pins(epochs, made.files.union(*(m.files() for m in making)))
+
+    # Done by the thread.
+
+    def step(self) -> float:
+        """Do what is due; returns the milliseconds after which to come back, sooner if something happens."""
+        with self._lock:
+            now = self._clock.now_ms()
+            self._add_periodic(now)
+            self._expire(now)
+            self._start_waiting(now)
+            self._overtake(now)
+            work = [pending for pending in self._pending.values() if pending.manifest is not None]
+        for pending in work:
+            self._advance(pending)
+        with self._lock:
+            return self._next_due(self._clock.now_ms())
+
+    def wait(self, millis: float) -> None:
+        """Until something happens, or so long."""
+        with self._changed:
+            self._changed.wait(millis / 1000)
+
+    def close(self) -> None:
+        """The run ends. What is in progress is given up, what is completed stays."""
+        with self._changed:
+            self._closed = True
+            for request in self._queue:
+                self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
+            self._queue.clear()
+            for pending in list(self._pending.values()):
+                self._abort(pending, FailureReason.SHUTDOWN, "the job has ended")
+            self._changed.notify_all()
+
+    # The parts of a step.
+
+    def _add_periodic(self, now: int) -> None:
+        if self._next_periodic is None or now < self._next_periodic:
+            return
+        self._next_periodic = now + self._period()
+        if not any(request.periodic for request in self._queue) and self._current is not None:
+            self._queue.append(CheckpointRequest(not self._settings.incremental, periodic=True))
+
+    def _expire(self, now: int) -> None:
+        for pending in list(self._pending.values()):
+            if now >= pending.deadline_ms:
+                what = "snapshot" if pending.writing else "running epoch"
+                text = f"Checkpoint {pending.number} expired before completing: its {what} took over "
+                self._abort(pending, FailureReason.EXPIRED, f"{text}{self._settings.timeout_ms} ms")
+
+    def _start_waiting(self, now: int) -> None:
+        while self._queue and len(self._pending) < self._settings.max_concurrent:
+            request = self._queue[0]
+            if request.periodic and self._last_end_ms is not None:
+                earliest = self._last_end_ms + self._settings.min_pause_ms
+                if now < earliest:
+                    self._next_periodic = max(self._next_periodic or 0, earliest)
+                    self._queue.remove(request)
+                    continue
+            self._queue.remove(request)
+            if self._current is None and self._running is None:
+                self._refuse(request, FailureReason.NOT_RUNNING, "the job has not begun its first epoch yet")
+                continue
+            self._trigger(request, now)
+
+    def _trigger(self, request: CheckpointRequest, now: int) -> None:
+        pending = _Pending(self._next, request, now, now + self._settings.timeout_ms)
+        self._next += 1
+        self._pending[pending.number] = pending
+        _log.info(
+            "Triggering checkpoint %d (type=%s) @ %d for job %s.",
+            pending.number, CheckpointType.CHECKPOINT.value, now, self._facts.job_id,
+        )  # fmt: skip
+        if self._running is None:
+            self._cut(pending, in_flight="")
+        elif self._settings.unaligned and self._settings.aligned_timeout_ms == 0:
+            self._cut_unaligned(pending)
+        else:
+            pending.waits_for = self._running[0]
+
+    def _overtake(self, now: int) -> None:
+        """Turn aligned checkpoints that have waited too long into unaligned ones."""
+        if not self._settings.unaligned:
+            return
+        for pending in self._pending.values():
+            if pending.manifest is None and now - pending.trigger_ms >= self._settings.aligned_timeout_ms:
+                self._cut_unaligned(pending)
+
+    def _cut_unaligned(self, pending: _Pending) -> None:
+        if self._current is None or self._running is None:
+            return  # nothing is committed yet: it waits for the first epoch
+        pending.type = CheckpointType.UNALIGNED_CHECKPOINT
+        self._cut(pending, in_flight=self._running[1])
+
+    def _cut(self, pending: _Pending, in_flight: str) -> None:
+        pending.manifest = self._current
+        pending.tasks = self._tasks
+        pending.in_flight = in_flight
+
+    def _advance(self, pending: _Pending) -> None:
+        """Take a checkpoint whose cut is made one step further."""
+        if pending.request.full and not pending.writing and pending.manifest is not None:
+            pending.writing = True
+            pending.async_since = self._clock.now_ms()
+            self._runner.start(pending.number, pending.manifest, lambda result: self._snapshot_done(pending, result))
+        if pending.error is not None:
+            with self._lock:
+                if pending.number in self._pending:
+                    self._abort(pending, FailureReason.ASYNC, f"the snapshot failed: {pending.error}")
+        elif pending.ready:
+            self._finalize(pending)
+
+    def _snapshot_done(self, pending: _Pending, result: Snapshots | Exception) -> None:
+        with self._changed:
+            if pending.number not in self._pending:
+                self._discard(pending.number)  # given up meanwhile
+                return
+            pending.async_ms = self._clock.now_ms() - pending.async_since
+            if isinstance(result, Exception):
+                pending.error = result
+            else:
+                pending.snapshots = result
+            self._changed.notify_all()
+
+    def _finalize(self, pending: _Pending) -> None:
+        failure: Exception | None = None
+        try:
+            checkpoint = self._checkpoint(pending)
+            self._store.complete(checkpoint)
+        except (CairnError, OSError) as error:
+            failure = error
+        with self._lock:
+            if pending.number not in self._pending:  # the job ended meanwhile
+                self._discard(pending.number)
+                return
+            if failure is not None:
+                self._abort(pending, FailureReason.FINALIZE, f"its _metadata could not be written: {failure}")
+                return
+            del self._pending[pending.number]
+            self._failures = 0
+            self._last_end_ms = checkpoint.info.end_ms
+            self._completed.append(checkpoint)
+            for older in [p for p in self._pending.values() if p.number < pending.number]:
+                self._abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
+            subsumed = self._completed[: -self._settings.num_retained]
+            self._completed = self._completed[-self._settings.num_retained :]
+            self.notices.append((pending.number, True))
+        info = checkpoint.info
+        _log.info(
+            "Completed checkpoint %d for job %s (%d bytes, checkpointDuration=%d ms, fullSize=%d bytes, epoch %d).",
+            info.id, self._facts.job_id, info.written_bytes, info.duration_ms, info.full_bytes, info.epoch,
+        )  # fmt: skip
+        self._store.remember(info)
+        for old in subsumed:
+            self._discard(old.id)
+        self.listeners.tell(self.listeners.completed, info.id)
+        pending.request.end(info)
+
+    def _abort(self, pending: _Pending, reason: FailureReason, why: str) -> None:
+        del self._pending[pending.number]
+        if pending.writing:
+            self._runner.cancel(pending.number)
+        self._discard(pending.number)
+        info = msgspec.structs.replace(
+            self._info(pending, CheckpointStatus.FAILED), failure=why, reason=reason, end_ms=self._clock.now_ms()
+        )
+        self._last_end_ms = info.end_ms
+        level = logging.INFO if reason in (FailureReason.SUBSUMED, FailureReason.SHUTDOWN) else logging.WARNING
+        _log.log(level, "Checkpoint %d of job %s failed (%s): %s", info.id, self._facts.job_id, reason.value, why)
+        self._store.remember(info)
+        self.notices.append((pending.number, False))
+        self.listeners.tell(self.listeners.aborted, info.id)
+        pending.request.end(info)
+        if reason.counts and not self._closed:
+            self._failures += 1
+            if self._failures > self._settings.tolerable_failures:
+                self._failures = 0
+                self._intolerable(info)
+
+    def _refuse(self, request: CheckpointRequest, reason: FailureReason, why: str) -> None:
+        """A request that never became a checkpoint: it has no number and does not count."""
+        now = self._clock.now_ms()
+        _log.log(logging.DEBUG if request.periodic else logging.INFO, "no checkpoint is triggered: %s", why)
+        failed = CheckpointInfo(0, CheckpointStatus.FAILED, CheckpointType.CHECKPOINT, now, end_ms=now, failure=why)
+        request.end(msgspec.structs.replace(failed, reason=reason))
+
+    def _discard(self, number: int) -> None:
+        try:
+            self._store.discard(number)
+        except (CairnError, OSError) as error:
+            _log.warning("cannot delete checkpoint %d, which is not needed any more: %s", number, error)
+
+    def _next_due(self, now: int) -> float:
+        dues = [now + _POLL_MS]
+        if self._next_periodic is not None:
+            dues.append(self._next_periodic)
+        for pending in self._pending.values():
+            dues.append(pending.deadline_ms)
+            if pending.manifest is None and self._settings.unaligned:
+                dues.append(pending.trigger_ms + self._settings.aligned_timeout_ms)
+        return max(1, min(dues) - now)
+
+    # What is told and kept.
+
+    def _info(self, pending: _Pending, status: CheckpointStatus) -> CheckpointInfo:
+        return CheckpointInfo(
+            id=pending.number,
+            status=status,
+            type=pending.type,
+            trigger_ms=pending.trigger_ms,
+            full=pending.request.full,
+            epoch=pending.manifest.epoch if pending.manifest is not None else -1,
+        )
+
+    def _checkpoint(self, pending: _Pending) -> Checkpoint:
+        manifest = pending.manifest
+        assert manifest is not None
+        if pending.snapshots is not None:
+            operators = [
+                msgspec.structs.replace(operator, chain=list(pending.snapshots[operator.uid]))
+                for operator in manifest.operators
+            ]
+            manifest = msgspec.structs.replace(manifest, operators=operators, inlined={})
+        inlined = {}
+        for epoch in manifest.inline_epochs() - {manifest.epoch}:
+            inlined[epoch] = self._manifests.load(epoch).inlined
+        if self._settings.storage == "jobmanager":
+            _check_sizes(manifest, self._settings.max_state_size)
+        before = self._completed[-1].manifest.epoch if self._completed else -1
+        info = msgspec.structs.replace(
+            self._info(pending, CheckpointStatus.COMPLETED),
+            end_ms=self._clock.now_ms(),
+            path=f"{self._store.files.root}/chk-{pending.number}",
+            operators=[self._stats(pending, operator, before) for operator in manifest.operators],
+        )
+        return Checkpoint(
+            id=pending.number,
+            job_id=self._facts.job_id,
+            name=self._facts.name,
+            run=self._facts.run,
+            manifest=manifest,
+            info=info,
+            in_flight=pending.in_flight,
+            inlined=inlined,
+        )
+
+    def _stats(self, pending: _Pending, operator: OperatorState, before: int) -> OperatorStats:
+        groups = pending.manifest.max_parallelism if pending.manifest is not None else operator.parallelism
+        metrics = {subtask: told for uid, subtask, told in pending.tasks if uid == operator.uid}
+        subtasks = []
+        for index in range(operator.parallelism):
+            owned = key_group_range(index, operator.parallelism, groups)
+            mine = [handle for handle in operator.chain if owned.start <= handle.first_group <= owned.end]
+            fresh = mine if pending.request.full else [handle for handle in mine if handle.epoch > before]
+            told = metrics.get(index, TaskMetrics())
+            times = told.times
+            subtasks.append(
+                SubtaskStats(
+                    index=index,
+                    ack_ms=told.ended_ms,
+                    start_delay_ms=max(0, told.began_ms - pending.trigger_ms) if told.began_ms else 0,
+                    alignment_ms=times.get("fetch", 0.0),
+                    sync_ms=times.get("drain", 0.0) + times.get("delta", 0.0),
+                    async_ms=pending.async_ms,
+                    written_bytes=sum(handle.size for handle in fresh if not handle.snapshot or pending.request.full),
+                    full_bytes=sum(handle.size for handle in mine),
+                    records=told.rows_in,
+                )
+            )
+        return OperatorStats(operator.uid, operator.name, subtasks)
+
+
+def _check_sizes(manifest: Manifest, limit: int) -> None:
+    """Refuse what the driver is not meant to hold."""
+    for operator in manifest.operators:
+        for index in range(operator.parallelism):
+            owned = key_group_range(index, operator.parallelism, manifest.max_parallelism)
+            held = sum(handle.size for handle in operator.chain if owned.start <= handle.first_group <= owned.end)
+            if held > limit:
+                raise CheckpointFailedError(
+                    f"the state of operator '{operator.uid}', subtask {index}, takes {held} bytes, and "
+                    f"JobManagerCheckpointStorage holds at most {limit} a state. Use FileSystemCheckpointStorage (set "
+                    "execution.checkpointing.dir), or raise max_state_size.",
+                    uid=operator.uid,
+                    size=held,
+                )
+
+
+class CheckpointThread:
+    """Calls the coordinator until it is stopped."""
+
+    def __init__(self, coordinator: CheckpointCoordinator, between: Callable[[], None] = lambda: None) -> None:
+        self._coordinator = coordinator
+        self._between = between
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cairn-checkpoints", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._between()
+                due = self._coordinator.step()
+            except Exception:  # noqa: BLE001 - the next round may do better; the stream must not suffer
+                _log.exception("the checkpoint coordinator stumbled; it goes on")
+                due = 1000.0
+            if not self._stop.is_set():
+                self._coordinator.wait(due)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._coordinator.close()
+        self._thread.join(10)

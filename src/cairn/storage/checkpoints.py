@@ -1,0 +1,142 @@
+"""Checkpoints as files: complete one, verify it at every read, list them, let one go. See `docs/design/0002`.
+
+A `_metadata` file is `"CAIRNCK1"`, the xxh3-64 of the body (8 bytes), the body's length (4 bytes) and the body in
+MessagePack. A folder without it is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import xxhash
+
+from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo
+from cairn.storage import layout
+from cairn.storage.filesystem import FileSystem
+
+_log = logging.getLogger("cairn.storage")
+_MAGIC = b"CAIRNCK"
+_VERSION = b"1"
+_HEAD = len(_MAGIC) + 1 + 8 + 4
+HISTORY_KEPT = 100
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    body = msgspec.msgpack.encode(checkpoint)
+    return _MAGIC + _VERSION + xxhash.xxh3_64_digest(body) + len(body).to_bytes(4, "little") + body
+
+
+def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
+    """The checkpoint in these bytes; an error that names the file if they are cut, changed, foreign or too new."""
+    if not data.startswith(_MAGIC):
+        raise CorruptFileError(f"{name} is no checkpoint of cairn", path=name)
+    if data[len(_MAGIC) : len(_MAGIC) + 1] != _VERSION:
+        raise IncompatibleStateError(
+            f"{name} has format {data[len(_MAGIC) : len(_MAGIC) + 1]!r}; this cairn reads format {_VERSION!r}. Use the "
+            "release that wrote it or a newer one; nothing was changed.",
+            path=name,
+        )
+    body = data[_HEAD:]
+    length = int.from_bytes(data[_HEAD - 4 : _HEAD], "little")
+    if len(body) != length or xxhash.xxh3_64_digest(body) != data[len(_MAGIC) + 1 : _HEAD - 4]:
+        raise CorruptFileError(f"{name} is damaged: it has {len(body)} of {length} bytes or other ones", path=name)
+    try:
+        checkpoint = msgspec.msgpack.decode(body, type=Checkpoint)
+    except msgspec.MsgspecError as error:
+        raise CorruptFileError(f"{name} cannot be read: {error}", path=name) from error
+    if checkpoint.requires:
+        raise IncompatibleStateError(
+            f"{name} needs features that this cairn does not have: {', '.join(checkpoint.requires)}", path=name
+        )
+    return checkpoint
+
+
+class CheckpointStore:
+    """The checkpoints of one job."""
+
+    def __init__(self, files: FileSystem) -> None:
+        self.files = files
+
+    def complete(self, checkpoint: Checkpoint) -> None:
+        """The one step that makes the checkpoint exist."""
+        self.files.create(layout.metadata_path(checkpoint.id), encode_checkpoint(checkpoint))
+
+    def load(self, number: int) -> Checkpoint:
+        path = layout.metadata_path(number)
+        checkpoint = decode_checkpoint(self.files.read(path), f"{self.files.root}/{path}")
+        if checkpoint.id != number:
+            raise CorruptFileError(f"{self.files.root}/{path} holds checkpoint {checkpoint.id}", path=path)
+        return checkpoint
+
+    def numbers(self) -> list[int]:
+        """Completed checkpoints, ascending. Folders without `_metadata` are none."""
+        return [number for number in self._folders() if self.files.exists(layout.metadata_path(number))]
+
+    def _folders(self) -> list[int]:
+        found = {layout.checkpoint_number(name) for name in self.files.folders("")}
+        return sorted(number for number in found if number is not None)
+
+    def all(self) -> list[Checkpoint]:
+        """All completed checkpoints that can be read, oldest first; the others are told of and left out."""
+        found = []
+        for number in self.numbers():
+            try:
+                found.append(self.load(number))
+            except CairnError as error:
+                _log.warning("checkpoint %d is left out: %s", number, error)
+        return found
+
+    def next_number(self) -> int:
+        """Above every number that was ever used."""
+        history = (layout.number_of(info.path) for info in self.files.list(layout.HISTORY))
+        return max([0, *self._folders(), *(number for number in history if number is not None)]) + 1
+
+    def discard(self, number: int) -> None:
+        """Delete a checkpoint, `_metadata` first: from then on it is none. What it shared stays."""
+        self.files.delete(layout.metadata_path(number))
+        self._delete_folder(number)
+
+    def remove_unfinished(self) -> list[int]:
+        """Remove folders of checkpoints that were never completed. Called by a new run, before its first checkpoint."""
+        unfinished = sorted(set(self._folders()) - set(self.numbers()))
+        for number in unfinished:
+            self._delete_folder(number)
+        return unfinished
+
+    def _delete_folder(self, number: int) -> None:
+        folder = layout.checkpoint_folder(number)
+        for info in self.files.walk(folder):
+            self.files.delete(info.path)
+        self.files.prune(folder)
+
+    # History.
+
+    def remember(self, info: CheckpointInfo) -> None:
+        """Keep the statistics of an ended checkpoint. Never fails a job: statistics are worth less than the stream."""
+        try:
+            self.files.create(layout.history_path(info.id), msgspec.json.format(msgspec.json.encode(info)))
+            kept = self.files.list(layout.HISTORY)
+            for old in kept[:-HISTORY_KEPT]:
+                self.files.delete(old.path)
+        except (CairnError, OSError) as error:
+            _log.warning("the statistics of checkpoint %d could not be kept: %s", info.id, error)
+
+    def history(self) -> list[CheckpointInfo]:
+        """Ended checkpoints, newest first. Completed ones that are no longer retained are marked as discarded."""
+        retained = set(self.numbers())
+        found: dict[int, CheckpointInfo] = {}
+        for file in self.files.list(layout.HISTORY):
+            try:
+                info = msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
+            except (NotFoundError, msgspec.MsgspecError):
+                continue  # removed meanwhile, or cut off by a crash: statistics only
+            gone = info.path != "" and info.id not in retained
+            found[info.id] = msgspec.structs.replace(info, discarded=gone) if gone else info
+        for number in retained - set(found):
+            try:
+                found[number] = self.load(number).info
+            except CairnError:
+                continue
+        return [found[number] for number in sorted(found, reverse=True)]

@@ -1,0 +1,101 @@
+"""A job with periodic checkpoints killed at random: what is listed restores, and holds what the model says."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kill.test_kill import Trial
+from tests.spark.oracle import Row, expected, numbered_rows
+
+from cairn.api.restore import damage
+from cairn.model.checkpoint import Checkpoint
+from cairn.model.keygroups import KeyGroupRange
+from cairn.state.files import StateFiles
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.compaction import compact
+from cairn.storage.filesystem import LocalFileSystem
+
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+
+FILES = 30
+OPTIONS = {
+    "execution.checkpointing.interval": "150 ms",
+    "execution.checkpointing.num-retained": 4,
+    "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+    "execution.checkpointing.tolerable-failed-checkpoints": 100,
+    "restart-strategy.type": "fixed-delay",
+}
+
+
+def stored_counts(files: LocalFileSystem, checkpoint: Checkpoint) -> dict[str, int]:
+    """The state `count` of the oracle in a checkpoint, by key."""
+    manifest = checkpoint.manifest
+    operator = manifest.operators[0]
+    state_files = StateFiles(files, manifest)
+    specs = {spec.name: spec for spec in operator.states}
+    groups = KeyGroupRange(0, manifest.max_parallelism - 1)
+    counts: dict[str, int] = {}
+    for _, sections in compact(lambda h: state_files.open(operator.uid, h), operator.chain, groups, specs, 0):
+        for section in sections:
+            if section.table == "count":
+                keys = [key[2:].decode() for key in section.data.column("key").to_pylist()]
+                counts |= dict(zip(keys, section.data.column("value").to_pylist(), strict=True))
+    return counts
+
+
+def model(rows: list[Row], epoch: int) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for key, _, _ in rows[: len(rows) * (epoch + 1) // FILES]:
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def check(trial: Trial) -> list[int]:
+    """Every listed checkpoint is whole, and is what the model says. Nothing else looks like one."""
+    files = LocalFileSystem(str(trial.folder / "jobs" / "oracle"))
+    store = CheckpointStore(files)
+    numbers = store.numbers()
+    for number in numbers:
+        checkpoint = store.load(number)
+        assert damage(files, checkpoint.manifest, thorough=True) == "", number
+        assert stored_counts(files, checkpoint) == model(trial.rows, checkpoint.manifest.epoch), number
+    return numbers
+
+
+def test_checkpoints_of_a_job_that_is_killed_at_random(tmp_path: Path) -> None:
+    """`KILL_SEED` repeats a run, `KILL_ROUNDS` sets how many."""
+    seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
+    print(f"KILL_SEED={seed}")
+    rng = random.Random(seed)
+    trial = Trial(tmp_path, numbered_rows(600, 13, seed), FILES)
+    highest = 0
+    try:
+        for _ in range(int(os.environ.get("KILL_ROUNDS", "3"))):
+            options: dict[str, Any] = {**OPTIONS, "execution.checkpointing.incremental": rng.random() < 0.5}
+            child = trial.start(options=options)
+            started = trial.folder / f"started-{child.pid}"
+            while not started.exists() and child.poll() is None:
+                time.sleep(0.02)
+            time.sleep(rng.uniform(1, 5))
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+            assert child.wait() in (-signal.SIGKILL, 0), trial.log()
+            numbers = check(trial)
+            assert not numbers or numbers[-1] >= highest, "numbers only grow"
+            highest = max([highest, *numbers])
+        assert highest > 0, "no checkpoint was ever taken"
+        # Back to the oldest one that is listed, in place, then to the end.
+        numbers = check(trial)
+        path = tmp_path / "jobs" / "oracle" / f"chk-{numbers[0]}"
+        assert trial.run(options={**OPTIONS, "execution.state-recovery.path": str(path)}) == 0, trial.log()
+        assert "Restoring job oracle from Checkpoint" in trial.log()
+        shown = trial.visible()
+        assert set(shown) == set(expected(trial.rows)), "every row has its one right result"
+    finally:
+        trial.stop()

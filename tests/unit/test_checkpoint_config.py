@@ -1,0 +1,497 @@
+"""Checkpoint, restart and recovery settings: every key, every older name, every refusal, and the methods."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import fields, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cairn import (
+    CheckpointConfig,
+    CheckpointingMode,
+    ExternalizedCheckpointRetention,
+    FileSystemCheckpointStorage,
+    InvalidInputError,
+    JobManagerCheckpointStorage,
+    RestartStrategies,
+    StreamExecutionEnvironment,
+    Time,
+)
+from cairn.config import (
+    ALIASES,
+    OPTIONS,
+    REFUSED,
+    CheckpointSettings,
+    RestartSettings,
+    Settings,
+    check,
+    parse,
+    with_options,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+EC = "execution.checkpointing."
+SR = "execution.state-recovery."
+RS = "restart-strategy."
+EXAMPLES: dict[str, tuple[Any, Any]] = {
+    EC + "interval": ("2 min", 120_000),
+    EC + "mode": ("at-least-once", "AT_LEAST_ONCE"),
+    EC + "timeout": ("30 s", 30_000),
+    EC + "min-pause": ("500 ms", 500),
+    EC + "max-concurrent-checkpoints": ("3", 3),
+    EC + "tolerable-failed-checkpoints": (2, 2),
+    EC + "externalized-checkpoint-retention": ("retain_on_cancellation", "RETAIN_ON_CANCELLATION"),
+    EC + "num-retained": ("6", 6),
+    EC + "unaligned.enabled": ("true", True),
+    EC + "aligned-checkpoint-timeout": ("1 h", 3_600_000),
+    EC + "incremental": (True, True),
+    EC + "storage": ("JobManager", "jobmanager"),
+    EC + "dir": ("/data", "/data"),
+    EC + "savepoint-dir": ("/savepoints", "/savepoints"),
+    EC + "data-inline-threshold": ("1 kb", 1024),
+    EC + "write-buffer-size": ("8 kb", 8192),
+    EC + "local-backup.enabled": ("true", True),
+    EC + "local-backup.dirs": ("/local", "/local"),
+    EC + "prefer-checkpoint-for-recovery": ("true", True),
+    SR + "path": ("/savepoints/1", "/savepoints/1"),
+    SR + "claim-mode": ("claim", "CLAIM"),
+    SR + "ignore-unclaimed-state": ("true", True),
+    "state.backend.type": ("rocksdb", "rocksdb"),
+    RS + "type": ("fixed-delay", "fixed-delay"),
+    RS + "fixed-delay.attempts": ("7", 7),
+    RS + "fixed-delay.delay": ("10 s", 10_000),
+    RS + "failure-rate.max-failures-per-interval": (4, 4),
+    RS + "failure-rate.failure-rate-interval": ("5 min", 300_000),
+    RS + "failure-rate.delay": ("2 s", 2000),
+    RS + "exponential-delay.initial-backoff": ("5 s", 5000),
+    RS + "exponential-delay.max-backoff": ("10 min", 600_000),
+    RS + "exponential-delay.backoff-multiplier": ("2", 2.0),
+    RS + "exponential-delay.reset-backoff-threshold": ("2 h", 7_200_000),
+    RS + "exponential-delay.jitter-factor": ("0.5", 0.5),
+    RS + "exponential-delay.attempts-before-reset-backoff": ("9", 9),
+    "parallelism.default": ("4", 4),
+    "pipeline.max-parallelism": (256, 256),
+    "pipeline.job-id": ("orders", "orders"),
+    "pipeline.auto-generate-uids": ("false", False),
+    "cairn.compaction.max-chain": ("8", 8),
+    "cairn.epochs.retained": ("5", 5),
+    "cairn.errors.show-values": ("true", True),
+}
+REFUSED_EXAMPLES = [
+    *[key for key in REFUSED if not key.endswith(".*")],
+    EC + "checkpoints-after-tasks-finish.enabled",
+    EC + "unaligned.interruptible-timers.enabled",
+    EC + "unaligned.interruptible-timers.emit-intermediate-watermarks",
+    EC + "file-merging.enabled",
+    EC + "file-merging.across-checkpoint-boundary",
+    EC + "file-merging.max-file-size",
+    EC + "file-merging.max-space-amplification",
+    EC + "file-merging.pool-blocking",
+    EC + "file-merging.max-subtasks-per-file",
+    "state.backend.rocksdb.memory.managed",
+    "state.backend.rocksdb.memory.fixed-per-slot",
+    "state.backend.rocksdb.memory.fixed-per-tm",
+    "state.backend.rocksdb.memory.write-buffer-ratio",
+    "state.backend.rocksdb.memory.high-prio-pool-ratio",
+    "state.backend.rocksdb.checkpoint.transfer.thread.num",
+    "state.backend.rocksdb.timer-service.factory",
+    "state.backend.rocksdb.timer-service.cache-size",
+    "state.backend.rocksdb.predefined-options",
+    "state.backend.forst.primary-dir",
+    "state.backend.forst.cache.reserve-size",
+    "state.latency-track.keyed-state-enabled",
+    "state.backend.latency-track.sample-interval",
+    "state.size-track.keyed-state-enabled",
+    "state.changelog.enabled",
+    "state.changelog.dstl.dfs.base-path",
+    "state.backend.changelog.enabled",
+    "taskmanager.network.memory.buffer-debloat.enabled",
+    "taskmanager.network.memory.buffer-debloat.target",
+]
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    return attrgetter(OPTIONS[key][0])(settings)
+
+
+def test_every_option_has_an_example() -> None:
+    assert set(EXAMPLES) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_option_is_read_into_its_field_and_no_other(key: str) -> None:
+    given, expected = EXAMPLES[key]
+    settings = parse({key: given})
+    assert value_of(settings, key) == expected
+    assert value_of(settings, key) != value_of(Settings(), key)
+    assert all(value_of(settings, other) == value_of(Settings(), other) for other in OPTIONS if other != key)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_older_name_is_read_like_the_name_it_stands_for(alias: str) -> None:
+    given, expected = EXAMPLES[ALIASES[alias]]
+    assert value_of(parse({alias: given}), ALIASES[alias]) == expected
+
+
+def test_every_field_of_the_parts_has_a_key_but_for_the_size_without_one() -> None:
+    names = {name for name, _, _ in OPTIONS.values()}
+    parts = {"checkpoints": CheckpointSettings, "restart": RestartSettings}
+    wanted = {f"{part}.{field.name}" for part, kind in parts.items() for field in fields(kind)}
+    assert wanted - names == {"checkpoints.max_state_size"}
+
+
+def test_keys_tables_are_apart() -> None:
+    assert not set(OPTIONS) & set(ALIASES)
+    assert not set(REFUSED) & {*OPTIONS, *ALIASES}
+    families = tuple(key[:-1] for key in REFUSED if key.endswith(".*"))
+    assert not [key for key in (*OPTIONS, *ALIASES) if key.startswith(families)]
+    assert set(ALIASES.values()) <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("key", REFUSED_EXAMPLES)
+def test_refused_key_is_an_error_with_its_reason(key: str) -> None:
+    family = max((known for known in REFUSED if known == key or key.startswith(known.rstrip("*"))), key=len)
+    with pytest.raises(InvalidInputError, match=re.escape(key)) as caught:
+        parse({key: "true"})
+    assert REFUSED[family] in caught.value.message
+    assert caught.value.facts["option"] == key
+
+
+def test_every_family_of_refused_keys_has_an_example() -> None:
+    families = [key[:-1] for key in REFUSED if key.endswith(".*")]
+    assert [family for family in families if not any(key.startswith(family) for key in REFUSED_EXAMPLES)] == []
+
+
+def test_reasons_name_options_that_exist() -> None:
+    named = {word for reason in REFUSED.values() for word in re.findall(r"[a-z]+(?:[.-][a-z]+){2,}", reason)}
+    assert named <= set(OPTIONS)
+
+
+def test_unknown_key_is_an_error_with_the_nearest_one() -> None:
+    with pytest.raises(InvalidInputError, match=r"did you mean execution\.checkpointing\.interval\?"):
+        parse({EC + "intervall": "1 s"})
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        (1500, 1500), ("1500", 1500), (" 20ms ", 20), ("20 MILLIS", 20), ("1 millisecond", 1), ("10 s", 10_000),
+        ("10sec", 10_000), ("1 second", 1000), ("2 m", 120_000), ("2 min", 120_000), ("3 minutes", 180_000),
+        ("1 h", 3_600_000), ("2 hours", 7_200_000), ("1 d", 86_400_000), ("2 days", 172_800_000),
+    ],
+)  # fmt: skip
+def test_durations(text: Any, milliseconds: int) -> None:
+    assert parse({EC + "min-pause": text}).checkpoints.min_pause_ms == milliseconds
+
+
+@pytest.mark.parametrize("off", [0, "0", "0 ms", -1, "-5 s"])
+def test_interval_of_zero_or_less_is_off(off: Any) -> None:
+    assert parse({EC + "interval": off}).checkpoints.interval_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("off", "none"), ("disable", "none"), ("None", "none"), ("fixeddelay", "fixed-delay"),
+        ("FIXED_DELAY", "fixed-delay"), ("failurerate", "failure-rate"), ("failure-rate", "failure-rate"),
+        ("exponentialdelay", "exponential-delay"), ("exponential-delay", "exponential-delay"),
+    ],
+)  # fmt: skip
+def test_restart_types(text: str, kind: str) -> None:
+    assert parse({RS + "type": text}).restart.type == kind
+
+
+def test_attempts_may_be_infinite() -> None:
+    settings = parse({RS + "exponential-delay.attempts-before-reset-backoff": "Infinite"})
+    assert settings.restart.attempts_before_reset == 0
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    (EC + "interval", "soon", "expected a duration"),
+    (EC + "interval", "1.5 s", "expected a duration"),
+    (EC + "interval", True, "expected a duration"),
+    (EC + "interval", "10 parsecs", "expected a duration"),
+    (EC + "interval", "9 ms", "expected at least 10 ms, or 0 for no checkpoints, found 9 ms"),
+    (EC + "timeout", 9, "expected at least 10 ms, found 9 ms"),
+    (EC + "timeout", 0, "expected at least 10 ms, found 0 ms"),
+    (EC + "min-pause", "-1 s", "expected at least 0 ms, found -1000 ms"),
+    (EC + "aligned-checkpoint-timeout", -1, "expected at least 0 ms, found -1 ms"),
+    (EC + "mode", "twice", "expected EXACTLY_ONCE or AT_LEAST_ONCE, found 'twice'"),
+    (EC + "externalized-checkpoint-retention", "keep", "RETAIN_ON_CANCELLATION, found 'keep'"),
+    (EC + "storage", "com.example.Factory", "expected filesystem or jobmanager, found 'com.example.Factory'"),
+    (EC + "max-concurrent-checkpoints", 0, "expected at least 1, found 0"),
+    (EC + "max-concurrent-checkpoints", "many", "expected a whole number, found 'many'"),
+    (EC + "num-retained", 0, "expected at least 1, found 0"),
+    (EC + "tolerable-failed-checkpoints", -1, "expected at least 0, found -1"),
+    (EC + "unaligned.enabled", "yes", "expected true or false, found 'yes'"),
+    (EC + "savepoint-dir", " ", "expected some text, found nothing"),
+    (EC + "write-buffer-size", "big", "expected a size"),
+    (SR + "claim-mode", "LEGACY", "expected NO_CLAIM or CLAIM, found 'LEGACY'"),
+    (RS + "type", "sometimes", "expected none or fixed-delay or failure-rate or exponential-delay, found 'sometimes'"),
+    (RS + "fixed-delay.attempts", -1, "expected at least 0, found -1"),
+    (RS + "fixed-delay.delay", -1, "expected at least 0 ms, found -1 ms"),
+    (RS + "failure-rate.max-failures-per-interval", 0, "expected at least 1, found 0"),
+    (RS + "failure-rate.failure-rate-interval", 0, "expected at least 1 ms, found 0 ms"),
+    (RS + "exponential-delay.backoff-multiplier", 1, "expected more than 1, found 1.0"),
+    (RS + "exponential-delay.backoff-multiplier", "nan", "expected a number such as 1.5, found 'nan'"),
+    (RS + "exponential-delay.backoff-multiplier", True, "expected a number such as 1.5, found True"),
+    (RS + "exponential-delay.jitter-factor", 1, "expected from 0 to below 1, found 1.0"),
+    (RS + "exponential-delay.jitter-factor", "-0.1", "expected from 0 to below 1, found -0.1"),
+    (RS + "exponential-delay.attempts-before-reset-backoff", 0, "expected a number from 1"),
+    (RS + "exponential-delay.initial-backoff", "2 min", "expected at most 60000 ms, which is restart-strategy."),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), WRONG)
+def test_wrong_value_is_an_error_that_names_key_value_and_what_is_right(key: str, value: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=re.escape(message)) as caught:
+        parse({key: value})
+    assert caught.value.message.startswith(f"option {key}: ")
+    assert caught.value.facts["option"] == key
+
+
+def test_error_names_the_key_that_was_given() -> None:
+    with pytest.raises(InvalidInputError, match=r"option state\.checkpoints\.num-retained: expected at least 1"):
+        parse({"state.checkpoints.num-retained": 0})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [(EC + "mode", "AT_LEAST_ONCE", "EXACTLY_ONCE"), (EC + "max-concurrent-checkpoints", 2, "1")],
+)
+def test_unaligned_checkpoints_need_exactly_once_one_at_a_time(key: str, value: Any, right: str) -> None:
+    parse({key: value})
+    because = f"option {key}: expected {right} because {EC}unaligned is true, found {value!r}"
+    with pytest.raises(InvalidInputError, match=re.escape(because)):
+        parse({EC + "unaligned": "true", key: value})
+
+
+def test_later_layer_wins_over_an_earlier_one_also_by_its_older_name() -> None:
+    first = {EC + "num-retained": 2, EC + "mode": "AT_LEAST_ONCE"}
+    assert parse(first, {"state.checkpoints.num-retained": 3}).checkpoints == CheckpointSettings(
+        num_retained=3, mode="AT_LEAST_ONCE"
+    )
+
+
+def test_settings_changed_in_code_can_be_checked() -> None:
+    check(Settings())
+    check(replace(Settings(), checkpoints=CheckpointSettings(interval_ms=-1)))
+    for wrong in (
+        replace(Settings(), checkpoints=CheckpointSettings(interval_ms=5)),
+        replace(Settings(), checkpoints=CheckpointSettings(mode="exactly-once")),
+        replace(Settings(), checkpoints=CheckpointSettings(unaligned=True, max_concurrent=2)),
+        replace(Settings(), restart=RestartSettings(type="off")),
+        replace(Settings(), restart=RestartSettings(initial_backoff_ms=61_000)),
+        replace(Settings(), claim_mode="LEGACY"),
+    ):
+        with pytest.raises(InvalidInputError, match=r"^\[invalid-input\] option .*: expected .*, found "):
+            check(wrong)
+
+
+def test_options_can_be_changed_later() -> None:
+    before = parse({EC + "num-retained": 4, "pipeline.global-job-parameters.a": "1"})
+    after = with_options(before, {EC + "interval": "1 s"})
+    assert after == replace(before, checkpoints=CheckpointSettings(interval_ms=1000, num_retained=4))
+    assert before.checkpoints.interval_ms == 0
+
+
+def test_settings_travel_to_workers() -> None:
+    clashing = (EC + "mode", EC + "max-concurrent-checkpoints")
+    settings = parse({key: given for key, (given, _) in EXAMPLES.items() if key not in clashing})
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+class Holder:
+    """Stands for an environment: owns settings that `CheckpointConfig` reads and replaces."""
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.config = CheckpointConfig(lambda: self.settings, self.write)
+
+    def write(self, settings: Settings) -> None:
+        self.settings = settings
+
+
+ROUND_TRIPS: list[tuple[str, Any, Any]] = [
+    ("checkpointing_mode", CheckpointingMode.AT_LEAST_ONCE, CheckpointingMode.AT_LEAST_ONCE),
+    ("checkpoint_interval", 5000, 5000),
+    ("checkpoint_interval", Time.minutes(2), 120_000),
+    ("checkpoint_interval", 0, 0),
+    ("checkpoint_timeout", Time.seconds(30), 30_000),
+    ("min_pause_between_checkpoints", 700, 700),
+    ("max_concurrent_checkpoints", 3, 3),
+    ("tolerable_checkpoint_failure_number", 2, 2),
+    (
+        "externalized_checkpoint_retention",
+        ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION,
+        ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION,
+    ),
+    ("max_retained_checkpoints", 6, 6),
+    ("aligned_checkpoint_timeout", Time.seconds(1), 1000),
+    ("checkpoint_storage", FileSystemCheckpointStorage("/data"), FileSystemCheckpointStorage("/data")),
+    ("checkpoint_storage", JobManagerCheckpointStorage(1000), JobManagerCheckpointStorage(1000)),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "expected"), ROUND_TRIPS)
+def test_setter_and_getter_round_trip(name: str, given: Any, expected: Any) -> None:
+    holder = Holder()
+    assert getattr(holder.config, f"set_{name}")(given) is holder.config
+    assert getattr(holder.config, f"get_{name}")() == expected
+    check(holder.settings)
+
+
+def test_getters_give_the_defaults() -> None:
+    config = Holder().config
+    assert not config.is_checkpointing_enabled()
+    assert config.get_checkpoint_interval() == 0
+    assert config.get_checkpointing_mode() is CheckpointingMode.EXACTLY_ONCE
+    assert config.get_checkpoint_timeout() == 600_000
+    assert config.get_max_retained_checkpoints() == 1
+    retention = config.get_externalized_checkpoint_retention()
+    assert retention is ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
+    assert config.get_checkpoint_storage() is None
+    assert JobManagerCheckpointStorage().get_max_state_size() == 5 * 1024 * 1024
+
+
+def test_switches() -> None:
+    holder = Holder()
+    config = holder.config
+    assert config.enable_unaligned_checkpoints().is_unaligned_checkpoints_enabled()
+    assert not config.disable_unaligned_checkpoints().is_unaligned_checkpoints_enabled()
+    assert not config.enable_unaligned_checkpoints(False).is_unaligned_checkpoints_enabled()
+    assert config.enable_incremental_checkpoints().is_incremental_checkpoints_enabled()
+    assert not config.enable_incremental_checkpoints(False).is_incremental_checkpoints_enabled()
+    assert config.set_checkpoint_interval(10).is_checkpointing_enabled()
+    assert not config.set_checkpoint_interval(-1).is_checkpointing_enabled()
+
+
+def test_storage_directory_is_the_directory_of_the_job() -> None:
+    holder = Holder()
+    holder.config.set_checkpoint_storage(JobManagerCheckpointStorage())
+    assert holder.settings.checkpoints.storage == "jobmanager"
+    holder.config.set_checkpoint_storage_dir("/data")
+    assert holder.settings.directory == "/data"
+    assert holder.settings.checkpoints.storage == "filesystem"
+
+
+WRONG_CALLS: list[tuple[Callable[[CheckpointConfig], Any], str]] = [
+    (lambda config: config.set_checkpoint_interval(9), "interval: expected at least 10 ms"),
+    (lambda config: config.set_checkpoint_timeout(Time.milliseconds(1)), "timeout: expected at least 10 ms"),
+    (lambda config: config.set_max_concurrent_checkpoints(0), "max-concurrent-checkpoints: expected at least 1"),
+    (lambda config: config.set_checkpointing_mode(cast(Any, "never")), "mode: expected EXACTLY_ONCE"),
+    (lambda config: config.enable_unaligned_checkpoints(cast(Any, 1)), "expected true or false"),
+    (lambda config: config.set_checkpoint_storage(cast(Any, "/data")), "set_checkpoint_storage_dir"),
+    (lambda config: config.set_checkpoint_storage_dir(""), "dir: expected some text"),
+    (lambda config: JobManagerCheckpointStorage(0), "max_state_size"),
+    (
+        lambda config: config.enable_unaligned_checkpoints().set_max_concurrent_checkpoints(2),
+        "max-concurrent-checkpoints: expected 1 because execution.checkpointing.unaligned.enabled is true, found 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_CALLS)
+def test_wrong_call_is_an_error_and_changes_nothing_itself(
+    call: Callable[[CheckpointConfig], Any], message: str
+) -> None:
+    holder = Holder()
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call(holder.config)
+    assert replace(holder.settings.checkpoints, unaligned=False) == CheckpointSettings()
+
+
+def test_restart_strategies() -> None:
+    assert RestartStrategies.no_restart() == RestartSettings(type="none")
+    assert RestartStrategies.fixed_delay_restart(3, Time.seconds(10)) == RestartSettings(
+        type="fixed-delay", attempts=3, delay_ms=10_000
+    )
+    assert RestartStrategies.failure_rate_restart(4, Time.minutes(5), 2000) == RestartSettings(
+        type="failure-rate", max_failures=4, failure_interval_ms=300_000, failure_delay_ms=2000
+    )
+    assert RestartStrategies.exponential_delay_restart() == RestartSettings(type="exponential-delay")
+    assert RestartStrategies.exponential_delay_restart(1, Time.seconds(1), 2.0, 5000, 0.0) == RestartSettings(
+        "exponential-delay", initial_backoff_ms=1, max_backoff_ms=1000, multiplier=2.0, reset_ms=5000, jitter=0.0
+    )
+    with pytest.raises(InvalidInputError, match="attempts: expected at least 0, found -1"):
+        RestartStrategies.fixed_delay_restart(-1, 0)
+
+
+def environment() -> StreamExecutionEnvironment:
+    return StreamExecutionEnvironment(cast(Any, None), Settings())
+
+
+def test_environment_owns_the_settings() -> None:
+    env = environment()
+    assert env.enable_checkpointing(1000) is env
+    config = env.get_checkpoint_config()
+    assert config.get_checkpoint_interval() == 1000
+    assert config.get_checkpointing_mode() is CheckpointingMode.EXACTLY_ONCE
+    env.enable_checkpointing(Time.seconds(2), CheckpointingMode.AT_LEAST_ONCE)
+    assert config.get_checkpoint_interval() == 2000
+    assert config.get_checkpointing_mode() is CheckpointingMode.AT_LEAST_ONCE
+    config.set_max_retained_checkpoints(3)
+    env.set_default_savepoint_directory("/savepoints")
+    env.set_restart_strategy(RestartStrategies.no_restart())
+    assert env._settings == replace(
+        Settings(),
+        checkpoints=CheckpointSettings(2000, "AT_LEAST_ONCE", num_retained=3, savepoint_dir="/savepoints"),
+        restart=RestartSettings("none"),
+    )
+
+
+@pytest.mark.parametrize("interval", [9, 0, -1])
+def test_enabling_needs_an_interval(interval: int) -> None:
+    env = environment()
+    with pytest.raises(InvalidInputError, match="at least 10 ms"):
+        env.enable_checkpointing(interval)
+    assert env._settings == Settings()
+
+
+def test_environment_refuses_a_wrong_restart_strategy() -> None:
+    env = environment()
+    with pytest.raises(InvalidInputError, match="takes what RestartStrategies gives, not str"):
+        env.set_restart_strategy(cast(Any, "none"))
+    with pytest.raises(InvalidInputError, match="expected more than 1"):
+        env.set_restart_strategy(RestartSettings(type="exponential-delay", multiplier=0.5))
+    assert env._settings == Settings()
+
+
+def section(title: str) -> str:
+    return re.split(r"^## ", PAGE.split(f"\n## {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(title: str) -> list[tuple[str, str]]:
+    return re.findall(r"^\| `([^`]+)` \| (.*) \|$", section(title), flags=re.MULTILINE)
+
+
+def test_page_lists_exactly_the_options_older_names_and_refused_keys() -> None:
+    families = ["pipeline.global-job-parameters.<name>", "spark.<anything>"]
+    options = [row for row in rows("Options") if row[0] not in families]
+    assert sorted(options) == sorted((key, meaning) for key, (_, _, meaning) in OPTIONS.items())
+    assert sorted(rows("Older names")) == sorted((old, f"`{new}`") for old, new in ALIASES.items())
+    assert sorted(rows("Keys of Flink that are refused")) == sorted(REFUSED.items())
+
+
+def test_production_profile_is_the_same_in_code_and_on_the_command_line() -> None:
+    code, command = re.findall(r"```(?:python|sh)\n(.*?)```", section("Production profile"), flags=re.DOTALL)
+    words = shlex.split(command.replace("\\\n", " "))
+    given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "-D")
+    env = environment()
+    exec(code, {"env": env})
+    assert env._settings == parse(given)
+    assert env._settings == replace(
+        Settings(),
+        backend="rocksdb",
+        directory="/mnt/cairn",
+        checkpoints=CheckpointSettings(
+            interval_ms=120_000, retention="RETAIN_ON_CANCELLATION", num_retained=6, incremental=True
+        ),
+    )
