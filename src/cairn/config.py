@@ -64,7 +64,7 @@ class CheckpointSettings:
     max_state_size: int = 5 << 20  # of storage "jobmanager" only, and like in Flink without a key
     savepoint_dir: str = ""
     write_buffer: int = 4096
-    local_recovery: bool = False
+    local_recovery: bool = True
     prefer_checkpoint_for_recovery: bool = False
 
 
@@ -248,23 +248,26 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "execution.checkpointing.dir": ("directory", _text, "directory of all jobs; default ./cairn-data"),
     "execution.checkpointing.savepoint-dir": (
-        "checkpoints.savepoint_dir", _text, "where savepoints go when none is named; default: none",
+        "checkpoints.savepoint_dir", _text,
+        "where savepoints go when none is named; no effect yet, there are no savepoints",
     ),
     "execution.checkpointing.data-inline-threshold": (
         "inline_threshold", _inline, "changes up to this size travel inside the manifest; default 20 kb, at most 1 mb",
     ),
     "execution.checkpointing.write-buffer-size": (
-        "checkpoints.write_buffer", _size, "buffer of a file that a checkpoint writes; default 4096 bytes",
+        "checkpoints.write_buffer", _size,
+        "bytes written by one call to the storage, at least the inline threshold; default 4096",
     ),
     "execution.checkpointing.local-backup.enabled": (
-        "checkpoints.local_recovery", _boolean, "recover from a copy of the state on the host; default false",
+        "checkpoints.local_recovery", _boolean,
+        "a restarted job goes on with the working stores that its hosts still have; default true, false in Flink",
     ),
     "execution.checkpointing.local-backup.dirs": (
         "local_directory", _text, "where working stores live on each host; default: in the temporary folder",
     ),
     "execution.checkpointing.prefer-checkpoint-for-recovery": (
         "checkpoints.prefer_checkpoint_for_recovery", _boolean,
-        "recover from the newest checkpoint although a savepoint is newer (a key of Flink 1.x); default false",
+        "a key of Flink 1.x; no effect, since a job never recovers from a savepoint by itself; default false",
     ),
     "execution.state-recovery.path": (
         "restore_path", _text, "savepoint or checkpoint that the job starts from; default: none",

@@ -445,3 +445,28 @@ def test_storage_of_the_driver_is_limited_and_gone_with_it(lab: Lab, caplog: pyt
     assert job.trigger_checkpoint().status is CheckpointStatus.COMPLETED
     job.cancel()
     assert not str(job.directory).startswith(str(lab.jobs))
+
+
+@pytest.mark.parametrize(("enabled", "how"), [(True, {"warm", "caught-up"}), (False, {"rebuilt"})])
+def test_local_recovery(lab: Lab, enabled: bool, how: set[str]) -> None:
+    option = {"execution.checkpointing.local-backup.enabled": enabled}
+    for number in range(2):
+        lab.feed(ROWS[number * 80 : number * 80 + 80], files=2)
+        job = running(lab, **option)
+        processed(job, 80)
+        job.cancel()
+    first = next(report for report in job.epochs() if not report.rolled_forward)
+    assert {metrics.store for _, _, metrics in first.tasks} <= how
+    assert outputs(lab, "oracle") == expected(ROWS[:160])
+
+
+def test_a_checkpoint_of_another_job_cannot_be_claimed(lab: Lab) -> None:
+    lab.feed(ROWS[:40])
+    job = running(lab)
+    processed(job, 40)
+    path = job.trigger_checkpoint().path
+    job.cancel()
+    claim = {"execution.state-recovery.path": path, "execution.state-recovery.claim-mode": "CLAIM"}
+    with pytest.raises(InvalidInputError, match="cannot be claimed"):
+        running(lab, "other", **claim)
+    assert not (lab.jobs / "other").exists()

@@ -57,7 +57,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     EC + "savepoint-dir": ("/savepoints", "/savepoints"),
     EC + "data-inline-threshold": ("1 kb", 1024),
     EC + "write-buffer-size": ("8 kb", 8192),
-    EC + "local-backup.enabled": ("true", True),
+    EC + "local-backup.enabled": ("false", False),
     EC + "local-backup.dirs": ("/local", "/local"),
     EC + "prefer-checkpoint-for-recovery": ("true", True),
     SR + "path": ("/savepoints/1", "/savepoints/1"),

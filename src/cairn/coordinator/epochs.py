@@ -266,6 +266,8 @@ class EpochLoop:
             inline_threshold=self._settings.inline_threshold,
             show_values=self._settings.show_values,
             parameters=dict(self._settings.parameters),
+            own_stores=not self._settings.checkpoints.local_recovery,
+            write_portion=max(self._settings.checkpoints.write_buffer, self._settings.inline_threshold),
             checkpoint=checkpoint,
             notices=self._checkpoints.take_notices() if self._checkpoints is not None else [],
         )

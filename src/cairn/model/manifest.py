@@ -143,6 +143,10 @@ class EpochContext(msgspec.Struct, frozen=True, omit_defaults=True):
     checkpoint: int = 0
     """The newest checkpoint whose barrier this epoch carries, or 0."""
     notices: list[tuple[int, bool]] = []
+    own_stores: bool = False
+    """Without local recovery: working stores are this run's own, and those of earlier runs are removed."""
+    write_portion: int = 0
+    """Bytes that one call to the storage writes; 0 for all at once."""
     """Checkpoints that ended since the last epoch: number, and whether it completed."""
 
 

@@ -77,7 +77,7 @@ def _run(
     timings = Timings()
     began_ms = time.time_ns() // 1_000_000
     since = time.perf_counter()
-    files = files or open_filesystem(context.job_dir)
+    files = files or open_filesystem(context.job_dir, context.write_portion)
 
     # 1. subtask and manifest
     incoming = iter(batches)

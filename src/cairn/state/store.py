@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -226,11 +228,10 @@ def open_store(
     """The working store of one subtask at the committed version that the context names."""
     operator = manifest.operator(uid) if manifest is not None else None
     own_folder(context.local_dir)
-    base = os.path.join(
-        context.local_dir,
-        layout.store_folder(context.job_dir, context.incarnation, uid),
-        f"{backend_name}-{groups.start}-{groups.end}",
-    )
+    stores = os.path.join(context.local_dir, layout.store_folder(context.job_dir, context.incarnation))
+    if context.own_stores:
+        stores = _own_stores(stores, context.run)
+    base = os.path.join(stores, uid, f"{backend_name}-{groups.start}-{groups.end}")
     chain = [h for h in (operator.chain if operator is not None else ()) if h.groups.intersects(groups)]
     report = StoreReport()
     opener = _Opener(kind, base, context, uid, groups, manifest, operator, chain, StateFiles(files, manifest), report)
@@ -244,6 +245,17 @@ def open_store(
         values.close()
         raise
     return WorkingStore(values, entries, report)
+
+
+def _own_stores(stores: str, run: int) -> str:
+    """The folder of this run's own stores; what is left of earlier runs goes."""
+    mine = os.path.join(stores, f"run-{run}")
+    if not os.path.isdir(mine):
+        with suppress(FileNotFoundError):
+            for entry in os.listdir(stores):
+                if entry != f"run-{run}":
+                    shutil.rmtree(os.path.join(stores, entry), ignore_errors=True)
+    return mine
 
 
 _Ready = tuple[StateBackend, Sequence[Section]]

@@ -111,7 +111,6 @@ def made_by(path: str) -> tuple[int, int, bool] | None:
     return None if match is None else (int(match[1]), int(match[2]), match[3] is not None)
 
 
-def store_folder(job_dir: str, incarnation: str, uid: str) -> str:
-    """Name of the working-store folder of an operator below the host's local directory."""
-    place = hashlib.blake2b(f"{job_dir}\0{incarnation}".encode(), digest_size=8).hexdigest()
-    return f"{place}/{uid}"
+def store_folder(job_dir: str, incarnation: str) -> str:
+    """Name of the folder with a job's working stores below the host's local directory."""
+    return hashlib.blake2b(f"{job_dir}\0{incarnation}".encode(), digest_size=8).hexdigest()
