@@ -61,7 +61,8 @@ def recover(
     if source is not None and source.files.root != files.root and settings.claim_mode == "CLAIM":
         raise InvalidInputError(
             f"{settings.restore_path} cannot be claimed: its files belong to the job in {source.files.root}, too. "
-            "Leave execution.state-recovery.claim-mode at NO_CLAIM: the new job takes copies and never touches the original.",
+            "Leave execution.state-recovery.claim-mode at NO_CLAIM: the new job takes copies and never touches the "
+            "original.",
             path=settings.restore_path,
         )
     if identity is None and source is not None:
