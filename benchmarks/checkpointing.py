@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from benchmarks.jobs import PARALLELISM, TOTAL, Total, _keyed, _start, _user, events, source
-from benchmarks.measure import Bench, Series, run_job, run_plain
+from benchmarks.jobs import TOTAL, Total, _keyed, _start, _user, events, source
+from benchmarks.measure import Bench, Series, Variant, run_job, run_plain
 from benchmarks.spark_native import STATE
 from cairn import JobHandle, JobStatus
 from cairn.api.stream import DataStream
@@ -252,7 +252,7 @@ def restart_spark(bench: Bench) -> Series:
     return Series(plan.restart_rows, [(done[0] - since) * 1000])
 
 
-VARIANTS = {
+VARIANTS: dict[str, Variant] = {
     "incremental-many": incremental_many,
     "incremental-few": incremental_few,
     "written-bytes": written_bytes,
@@ -267,5 +267,3 @@ VARIANTS = {
     "restart-cold": restart_cold,
     "restart-spark": restart_spark,
 }
-
-__all__ = ["PARALLELISM", "VARIANTS", "fill"]
