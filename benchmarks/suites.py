@@ -92,12 +92,12 @@ def checks(plan: Plan) -> list[Check]:
     full = f"{plan.rows:,} rows, {plan.keys:,} keys"
     nested = f"{plan.rows:,} rows, {plan.nested_keys:,} keys"
     native = f"{plan.native_rows:,} rows, {plan.native_keys:,} keys"
-    record = f"process with ValueState, {full}"
+    record = f"process with ValueState, {{}}, {full}".format
     touched = f"{plan.touched:,} keys touched, {plan.stored:,} stored against {plan.stored_few:,}"
     return [
-        Check("process-lmdb", "throughput", record, "process-lmdb", "limit", "rate", 0.65),
-        Check("process-hashmap", "throughput", record, "process-hashmap", "limit", "rate", 0.65),
-        Check("process-rocksdb", "throughput", record, "process-rocksdb", "limit", "rate", 0.45),
+        Check("process-lmdb", "throughput", record("lmdb"), "process-lmdb", "limit", "rate", 0.65),
+        Check("process-hashmap", "throughput", record("hashmap"), "process-hashmap", "limit", "rate", 0.65),
+        Check("process-rocksdb", "throughput", record("rocksdb"), "process-rocksdb", "limit", "rate", 0.45),
         Check("process-batch", "throughput", f"process_batch, {full}", "process-batch", "limit", "rate", 0.85),
         Check("sum", "throughput", f"built-in sum, {full}", "sum", "limit", "rate", 0.85),
         Check(

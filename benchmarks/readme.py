@@ -1,0 +1,75 @@
+"""`python -m benchmarks.readme RESULTS.json`: put the figures of a run into the README, between its two marks.
+
+The README shows what was measured and nothing else: this is the only way its table is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+_START, _END = "<!-- bench:start -->", "<!-- bench:end -->"
+_INTRODUCTION = """\
+Measured on {day} with Python {python} and Spark {spark} on {cores} cores by one run of `make bench`; medians.
+{rows:,} rows an epoch, {keys:,} string keys ({nested:,} for maps and lists), one output row per input row, durable
+state on local disk, parallelism 2. The *limit* is the same job with a function that passes the rows through: same
+source, shuffle and sink, no state.
+
+| what | measured | beside it | ratio | wanted | |
+| --- | --- | --- | --- | --- | --- |"""
+_CLOSING = """
+In seconds an epoch: limit {limit:.2f}, `sum` {sum:.2f}, `process` {process:.2f}. What `process` adds is Python itself:
+a call, a generator and two calls to state for every row."""
+
+
+def main() -> int:
+    results = json.loads(Path(sys.argv[1]).read_text())
+    readme = _ROOT / "README.md"
+    text = readme.read_text()
+    pattern = re.compile(re.escape(_START) + ".*?" + re.escape(_END), re.DOTALL)
+    if results["quick"] or len(pattern.findall(text)) != 1:
+        print("the results are of a quick run, or the README has no place for them", file=sys.stderr)
+        return 1
+    readme.write_text(pattern.sub(lambda _: f"{_START}\n{section(results)}\n{_END}", text))
+    return 0
+
+
+def section(results: dict[str, Any]) -> str:
+    plan = results["plan"]
+    head = _INTRODUCTION.format(
+        day=results["at"][:10],
+        python=results["python"],
+        spark=results["spark"],
+        cores=results["cores"],
+        rows=plan["rows"],
+        keys=plan["keys"],
+        nested=plan["nested_keys"],
+    )
+    lines = [head, *map(line, results["rows"])]
+    spent = {
+        name: statistics.median(found["values"]) / 1000 for name, found in results["series"].items() if found["values"]
+    }
+    if {"limit", "sum", "process-lmdb"} <= set(spent):
+        lines.append(_CLOSING.format(limit=spent["limit"], sum=spent["sum"], process=spent["process-lmdb"]))
+    return "\n".join(lines)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One measured check as a row of the table."""
+    target = row["target"].replace("<=", "≤").replace(">=", "≥")
+    if row["error"]:
+        return f"| {row['measures']} | failed: {row['error']} | | | {target} | **no** |"
+    measured = f"{row['value']:,.0f} {row['unit']}"
+    beside = f"{row['against']}: {row['against_value']:,.0f} {row['unit']}" if row["against"] else ""
+    ratio = f"+{row['ratio']:.0f} ms" if "more" in target else f"{row['ratio']:.2f}"
+    met = "yes" if row["met"] else "**no**"
+    return f"| {row['measures']} | {measured} | {beside} | {ratio} | {target} | {met} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
