@@ -68,6 +68,10 @@ def check(trial: Trial) -> list[int]:
     return numbers
 
 
+def _newest(trial: Trial) -> int:
+    return max(CheckpointStore(LocalFileSystem(str(trial.folder / "jobs" / "oracle"))).numbers(), default=0)
+
+
 def test_checkpoints_of_a_job_that_is_killed_at_random(tmp_path: Path) -> None:
     """`KILL_SEED` repeats a run, `KILL_ROUNDS` sets how many."""
     seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
@@ -79,10 +83,11 @@ def test_checkpoints_of_a_job_that_is_killed_at_random(tmp_path: Path) -> None:
         for _ in range(int(os.environ.get("KILL_ROUNDS", "3"))):
             options: dict[str, Any] = {**OPTIONS, "execution.checkpointing.incremental": rng.random() < 0.5}
             child = trial.start(options=options)
-            started = trial.folder / f"started-{child.pid}"
-            while not started.exists() and child.poll() is None:
-                time.sleep(0.02)
-            time.sleep(rng.uniform(1, 5))
+            before = _newest(trial)
+            deadline = time.monotonic() + 120
+            while _newest(trial) == before and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0, 3))
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
             assert child.wait() in (-signal.SIGKILL, 0), trial.log()
