@@ -21,13 +21,18 @@ from cairn import (
     CheckpointType,
     CorruptFileError,
     FileSink,
+    IncompatibleStateError,
     InvalidInputError,
     JobHandle,
     JobStatus,
     KeyedProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
     NoopSink,
     NotFoundError,
+    RuntimeContext,
     StorageError,
+    ValueStateDescriptor,
 )
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
@@ -178,6 +183,101 @@ def test_another_job_from_the_same_checkpoint(lab: Lab) -> None:
     assert before <= _listing(Path(job.directory)) | {p for p in before if "shared" not in p}
     with pytest.raises(InvalidInputError, match="holds a job already"):
         running(lab, "fork", execution__state_recovery__path=checkpoint.path)
+
+
+class Collect(KeyedProcessFunction):
+    """All four kinds of storage: a list, a map that is overwritten, a value, and a timer that is set once a row."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.seen = runtime_context.get_list_state(ListStateDescriptor("seen", "bigint"))
+        self.last = runtime_context.get_map_state(MapStateDescriptor("last", "string", "bigint"))
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", "bigint"))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Any]:
+        before = self.last.get("seq")
+        assert before is None or before == value.seq - 1, f"{value.key}: {before} before {value.seq}"
+        self.seen.add(value.seq)
+        self.last.put("seq", value.seq)
+        self.count.update((self.count.value() or 0) + 1)
+        yield value.key, value.seq, self.count.value(), sum(self.seen.get()), ",".join(map(str, self.seen.get()))
+
+
+def test_a_fork_keeps_lists_maps_and_values_over_many_epochs(lab: Lab) -> None:
+    """The new job's epochs must be above those of the old one: files, list segments and stores are ordered by them."""
+    rows = numbered_rows(300, 5, seed=5)
+    lab.feed(rows[:100], files=5)
+    config = {"execution.checkpointing.data-inline-threshold": "0 kb", "cairn.compaction.max-chain": 4}
+    job = running(lab, function=Collect(), **config)
+    processed(job, 100)
+    path = job.trigger_checkpoint().path
+    job.cancel()
+    fork = running(lab, "fork", parallelism=3, function=Collect(), execution__state_recovery__path=path, **config)
+    lab.feed(rows[100:], files=14)
+    until(lambda: sum(r.rows_in for r in fork.epochs()) >= 200 or fork.status() is not JobStatus.RUNNING, 120)
+    fork.cancel()
+    assert fork.exception() is None
+    for key, seq, count, total, listed in outputs(lab, "fork"):
+        assert (count, total) == (seq + 1, sum(range(seq + 1))), key
+        assert listed == ",".join(map(str, range(seq + 1)))
+    assert len(outputs(lab, "fork")) == 200
+
+
+def test_another_number_of_key_groups_is_refused(lab: Lab) -> None:
+    lab.feed(ROWS[:40])
+    job = running(lab)
+    processed(job, 40)
+    path = job.trigger_checkpoint().path
+    job.cancel()
+    with pytest.raises(IncompatibleStateError, match="the checkpoint has 16 key groups"):
+        running(lab, "fork", execution__state_recovery__path=path, pipeline__max_parallelism=32)
+    assert not (lab.jobs / "fork").exists()
+
+
+def test_a_restore_that_failed_can_be_repeated_and_never_starts_empty(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.feed(ROWS[:40])
+    job = running(lab)
+    processed(job, 40)
+    path = job.trigger_checkpoint().path
+    job.cancel()
+
+    def refuse(store: ManifestStore, manifest: Any) -> None:
+        raise StorageError("no room (on purpose)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ManifestStore, "publish", refuse)
+        with pytest.raises(StorageError, match="on purpose"):
+            running(lab, "fork", execution__state_recovery__path=path)
+    with pytest.raises(InvalidInputError, match="was to start from"):
+        running(lab, "fork")
+    lab.feed(ROWS[40:80])
+    fork = running(lab, "fork", execution__state_recovery__path=path)
+    processed(fork, 40)
+    fork.cancel()
+    assert outputs(lab, "fork") == [row for row in expected(ROWS[:80]) if row not in expected(ROWS[:40])]
+
+
+def test_a_fallback_does_not_pick_what_was_given_up(lab: Lab) -> None:
+    config = {"execution.checkpointing.data-inline-threshold": "0 kb"}
+    lab.feed(ROWS[:80], files=2)
+    job = running(lab, **config)
+    processed(job, 80)
+    good = job.trigger_checkpoint()
+    lab.feed(ROWS[80:120])
+    processed(job, 120)
+    job.trigger_checkpoint(full=True)
+    job.cancel()
+    back = running(lab, execution__state_recovery__path=good.path, **config)
+    processed(back, 40)
+    back.cancel()
+    newest = sorted((Path(job.directory) / "shared" / "oracle").glob("000000000004-*.state"))
+    newest[0].unlink()
+    again = running(lab, **config)
+    processed(again, 40)
+    again.cancel()
+    manifests = lab.manifests(retained=1)
+    assert [m.restored for m in manifests if m.restored] == [1, 1], "checkpoint 2 is intact, but was given up"
 
 
 def _listing(folder: Path) -> set[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn.config import CheckpointSettings
@@ -17,8 +19,9 @@ from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleSt
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint
+from cairn.storage.cleanup import plan_expiry
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifests import ManifestStore, Runs
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 
@@ -129,6 +132,7 @@ def test_the_next_epoch_carries_the_barrier(tmp_path: Path) -> None:
     world.coordinator.request()
     world.step()
     world.coordinator.epoch_failed(0, RuntimeError("gone"))
+    world.step()
     assert world.history() == [(1, "FAILED", "TASK_FAILURE")]
     assert world.coordinator.take_notices() == [(1, False)]
     assert world.coordinator.take_notices() == []
@@ -412,9 +416,80 @@ def test_by_chance_what_is_listed_is_whole_and_numbers_only_grow(tmp_path: Path,
         seen = max([seen, *numbers])
         for number in numbers:
             CheckpointStore(world.files.inner).load(number)
+    world.files.plan = FaultPlan()
     world.coordinator.close()
     assert all(request._ended.is_set() for request in requests), "every request is answered"
 
 
 def _numbers(world: World) -> list[int]:
     return CheckpointStore(world.files.inner).numbers()
+
+
+def test_a_run_that_was_overtaken_takes_and_deletes_no_more(tmp_path: Path) -> None:
+    """Both count from the same number: the old run must not touch what the new one completed."""
+    old = World(tmp_path, interval_ms=100, num_retained=1)
+    runs = Runs(old.files)
+    assert runs.take(2, 0).run == 1
+    old.commit(0)
+    pending = old.coordinator
+    pending.epoch_began(1, "offsets of 1")
+    waiting = pending.request()
+    old.step()
+    new = World(tmp_path)
+    assert Runs(new.files).take(2, 0).run == 2
+    new.coordinator = CheckpointCoordinator(
+        new.settings, new.store, JobFacts("job", "Job", 2), new.runner, manifest(0), new.failed.append, new.clock
+    )
+    new.coordinator.request()
+    new.step()
+    assert new.store.numbers() == [1]
+    pending.epoch_committed(manifest(1), [])
+    old.step(500)
+    with pytest.raises(CheckpointFailedError, match="has taken it over"):
+        waiting.wait(0)
+    old.step(500)
+    pending.close()
+    assert new.store.numbers() == [1]
+    assert new.store.load(1).run == 2
+
+
+def test_files_that_only_a_gone_checkpoint_needed_are_released(world: World) -> None:
+    world.commit(1)
+    world.coordinator.request()
+    world.step()
+    assert world.coordinator.pins().released == frozenset()
+    world.coordinator.epoch_committed(_compacted(), [])
+    world.coordinator.request()
+    world.step()
+    pins = world.coordinator.pins()
+    assert pins.released == manifest(1).files()
+    plan = plan_expiry({5: _compacted()}, 1, pins)
+    assert set(plan.files) == manifest(1).files()
+
+
+def _compacted() -> Manifest:
+    made = manifest(5)
+    snapshot = StateHandle(5, 0, 127, 10, "c", "shared/op/000000000005-1-g0-x.snapshot.state", snapshot=True)
+    return msgspec.structs.replace(made, operators=[msgspec.structs.replace(made.operators[0], chain=[snapshot])])
+
+
+def test_a_listener_may_do_what_it_likes(world: World) -> None:
+    """It is called without the lock: whatever it asks of the coordinator from another thread is answered."""
+    heard: list[int] = []
+
+    def listener(number: int) -> None:
+        thread = threading.Thread(target=lambda: heard.append(len(world.coordinator.infos())))
+        thread.start()
+        thread.join(5)
+        raise RuntimeError("and then it fails")
+
+    world.coordinator.listeners.aborted.append(listener)
+    world.commit(0)
+    world.coordinator.epoch_began(1, "offsets of 1")
+    request = world.coordinator.request()
+    world.step()
+    world.coordinator.epoch_failed(1, RuntimeError("x"))
+    world.step()
+    assert heard == [0]
+    with pytest.raises(CheckpointFailedError):
+        request.wait(0)

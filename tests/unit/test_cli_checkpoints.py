@@ -52,6 +52,7 @@ def test_a_failed_checkpoint_is_shown_with_its_cause(world: World, tmp_path: Pat
     world.coordinator.request()
     world.step()
     world.coordinator.epoch_failed(1, RuntimeError("[red]a cause[/red]"))
+    world.step()
     shown = call("checkpoints", "payments", "--dir", str(tmp_path / "jobs"))
     assert "FAILED" in shown.stdout
     assert "[red]a cause[/red]" in shown.stdout, "foreign text is shown as it is"

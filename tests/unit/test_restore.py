@@ -23,39 +23,59 @@ def write_log(folder: Path, last: int, gone_before: int = 0) -> None:
         (folder / f".{number}.crc").write_bytes(b"old checksum")
 
 
-def known(folder: Path) -> list[int]:
-    """The batches that Spark would find in a log."""
+def interval_of(folder: Path, default: int) -> int:
+    """How Spark works out the interval at which the log is compacted, from what it finds."""
+    compacted = sorted(int(path.stem) for path in folder.iterdir() if path.suffix == ".compact")
+    if not compacted:
+        return default
+    latest = compacted[-1] + 1
+    if len(compacted) >= 2:
+        return compacted[-1] - compacted[-2]
+    if default >= latest:
+        return latest
+    if latest < 2 * default:
+        return latest
+    return next(n for n in range(default, latest + 1) if latest % n == 0)
+
+
+def known(folder: Path, default: int = 10) -> list[int]:
+    """The batches that Spark reads from a log: from its newest compact file on, by its own rule."""
+    newest = max(int(path.name.removesuffix(".compact")) for path in folder.iterdir())
+    interval = interval_of(folder, default)
+    first = (newest + 1) // interval * interval - 1
     found: set[int] = set()
-    for path in folder.iterdir():
-        version, *lines = path.read_text().split("\n")
+    for number in range(max(first, 0), newest + 1):
+        together = (number + 1) % interval == 0
+        version, *lines = (folder / (f"{number}.compact" if together else str(number))).read_text().split("\n")
         assert version == "v1"
         batches = {int(json.loads(line)["batchId"]) for line in lines}
-        number = int(path.name.removesuffix(".compact"))
-        assert batches == (set(range(number + 1)) if path.suffix else {number})
+        assert batches == (set(range(number + 1)) if together else {number})
         found |= batches
     return sorted(found)
 
 
-@pytest.mark.parametrize("position", [0, 5, 8, 9, 10, 14, 19, 20, 23])
-@pytest.mark.parametrize("gone_before", [0, 9, 19])
+@pytest.mark.parametrize("position", [0, 5, 8, 9, 10, 14, 19, 20, 29, 35, 43, 44])
+@pytest.mark.parametrize("gone_before", [0, 9, 19, 29, 39])
 def test_a_file_sources_log_is_cut_at_the_position(tmp_path: Path, position: int, gone_before: int) -> None:
-    write_log(tmp_path / "log", 23, gone_before)
-    _copy_source(str(tmp_path / "log"), str(tmp_path / "cut"), {"logOffset": position})
-    assert known(tmp_path / "cut") == list(range(position + 1))
-    newest = max(int(path.name.removesuffix(".compact")) for path in (tmp_path / "cut").iterdir())
+    write_log(tmp_path / "log", 44, gone_before)
+    for interval in (10, 4, 25):
+        cut = tmp_path / f"cut-{interval}"
+        _copy_source(str(tmp_path / "log"), str(cut), {"logOffset": position}, interval)
+        assert known(cut, interval) == list(range(position + 1))
+    newest = max(int(path.name.removesuffix(".compact")) for path in cut.iterdir())
     assert newest == position
 
 
 def test_a_position_that_the_log_no_longer_knows_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path / "log", 13, gone_before=10)
     with pytest.raises(CorruptFileError, match="no longer says which files batch 0 had"):
-        _copy_source(str(tmp_path / "log"), str(tmp_path / "cut"), {"logOffset": 12})
+        _copy_source(str(tmp_path / "log"), str(tmp_path / "cut"), {"logOffset": 12}, 10)
 
 
 def test_other_sources_logs_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "0").write_text("v1\nstart time")
-    _copy_source(str(tmp_path / "log"), str(tmp_path / "copy"), 17)
+    _copy_source(str(tmp_path / "log"), str(tmp_path / "copy"), 17, 10)
     assert (tmp_path / "copy" / "0").read_text() == "v1\nstart time"
 
 

@@ -23,6 +23,7 @@ from cairn.api.backends import BackendChoice
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.job import JobHandle
 from cairn.api.recovery import Recovered, recover
+from cairn.api.restore import COMPACT_INTERVAL
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.spark import (
     SparkCluster,
@@ -56,6 +57,7 @@ from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
 _log = logging.getLogger("cairn.api")
 CONFIG_VARIABLE = "CAIRN_CONFIG"
+COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 
 
 class StreamExecutionEnvironment:
@@ -214,6 +216,7 @@ class StreamExecutionEnvironment:
             files, handle.job_id, handle.name, settings, settings.parallelism, groups,
             [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
             prepare=lambda: self._start_sinks(files.root), thorough=thorough,
+            compact_interval=int(self.spark.conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL),
         )  # fmt: skip
 
     def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:

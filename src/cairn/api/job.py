@@ -27,6 +27,7 @@ from cairn.errors import (
     EpochFailedError,
     FencedError,
     IncompatibleStateError,
+    StorageError,
     from_traceback,
 )
 from cairn.model.checkpoint import CheckpointInfo
@@ -239,6 +240,9 @@ class JobHandle:
                 if self._canceled:  # while it was being started
                     self._query.stop()
                 return True
+            except CorruptFileError as error:  # it would find the same again
+                self._fatal = error
+                return False
             except CairnError as error:
                 self._fatal = failure = error
             except Exception as error:  # noqa: BLE001 - Spark says no: the strategy decides about another try
@@ -257,7 +261,9 @@ class JobHandle:
             keep = self._retention == "RETAIN_ON_CANCELLATION"
         else:
             keep = failure is not None and self._retention != "NO_EXTERNALIZED_CHECKPOINTS"
-        if keep or isinstance(failure, FencedError) or self._overtaken() is not None:
+        if isinstance(failure, (FencedError, CorruptFileError, StorageError)):  # they may be all that is left
+            keep = True
+        if keep or self._overtaken() is not None:
             return
         store = CheckpointStore(LocalFileSystem(self.directory))
         for number in store.numbers():

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cairn.api.restore import Source, damage, find, finish, newest_intact, restore
+from cairn.api.restore import COMPACT_INTERVAL, Source, damage, find, finish, newest_intact, restore
 from cairn.config import Settings
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
 from cairn.model.manifest import Manifest
@@ -50,6 +50,7 @@ def recover(
     now_ms: int,
     prepare: Callable[[], None] = lambda: None,
     thorough: bool = False,
+    compact_interval: int = COMPACT_INTERVAL,
 ) -> Recovered:
     """Take the job over and find what it goes on from. `prepare` is called when nothing else can go wrong.
 
@@ -58,19 +59,12 @@ def recover(
     """
     source = find(settings.restore_path) if settings.restore_path else None
     identity = load_identity(files)
-    if source is not None and source.files.root != files.root and settings.claim_mode == "CLAIM":
+    if source is not None:
+        _check_source(files, identity, source, settings, max_parallelism, uids)
+    elif identity is not None and identity.restoring and not ManifestStore(files).epochs():
         raise InvalidInputError(
-            f"{settings.restore_path} cannot be claimed: its files belong to the job in {source.files.root}, too. "
-            "Leave execution.state-recovery.claim-mode at NO_CLAIM: the new job takes copies and never touches the "
-            "original.",
-            path=settings.restore_path,
-        )
-    if identity is None and source is not None:
-        max_parallelism = _adopted(source.checkpoint.manifest, settings, max_parallelism)
-    elif identity is not None and source is not None and source.files.root != files.root:
-        raise InvalidInputError(
-            f"{files.root} holds a job already, and {settings.restore_path} belongs to another one: restore it under a "
-            "job name (or pipeline.job-id) that was not used before",
+            f"job '{name}' was to start from {identity.restoring} and never did. Start it again from there, or remove "
+            f"{files.root} to begin with empty state.",
             path=files.root,
         )
     if identity is None:
@@ -80,7 +74,7 @@ def recover(
                 "is there away",
                 path=files.root,
             )
-        identity = create_identity(files, job_id, name, max_parallelism)
+        identity = create_identity(files, job_id, name, max_parallelism, settings.restore_path)
     if identity.name != name:
         raise InvalidInputError(
             f"{files.root} belongs to the job '{identity.name}', not to '{name}'; choose another name, or set "
@@ -95,15 +89,16 @@ def recover(
             stored=identity.max_parallelism,
         )
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
+    _finish_restore(files)
     if source is None:
         source = _fallback(files, identity, uids, settings, thorough)
-    if source is not None:
-        _check_unclaimed(source.checkpoint.manifest, uids, settings)
+        if source is not None:
+            _check_unclaimed(source.checkpoint.manifest, uids, settings)
     prepare()
     run = Runs(files).take(parallelism, now_ms)
     manifest: Manifest | None
     if source is not None:
-        manifest = restore(source, files, run, identity.incarnation, identity.job_id)
+        manifest = restore(source, files, run, identity.incarnation, identity.job_id, compact_interval)
     else:
         manifest = _newest(files, run.run)
     _check(files, identity, manifest, uids, settings)
@@ -114,15 +109,55 @@ def recover(
     return Recovered(identity, run, manifest)
 
 
-def _adopted(manifest: Manifest, settings: Settings, max_parallelism: int) -> int:
-    """Max parallelism of a new job that starts from a checkpoint: the checkpoint's. Another one is refused."""
-    if settings.max_parallelism not in (0, manifest.max_parallelism):
+def _check_source(
+    files: LocalFileSystem,
+    identity: JobIdentity | None,
+    source: Source,
+    settings: Settings,
+    max_parallelism: int,
+    uids: Sequence[str],
+) -> None:
+    """Refuse a restore that cannot work before anything is created."""
+    manifest = source.checkpoint.manifest
+    if manifest.max_parallelism != max_parallelism:
         raise IncompatibleStateError(
             f"Max parallelism mismatch: the checkpoint has {manifest.max_parallelism} key groups, this job asks for "
             f"{max_parallelism}. Call set_max_parallelism({manifest.max_parallelism}).",
             stored=manifest.max_parallelism,
         )
-    return manifest.max_parallelism
+    _check_unclaimed(manifest, uids, settings)
+    wrong = damage(source.files, manifest, thorough=True, checkpoint=source.checkpoint)
+    if wrong:
+        raise CorruptFileError(
+            f"checkpoint {source.checkpoint.info.path} cannot be restored: {wrong}. Nothing was changed; choose "
+            "another one.",
+            path=source.checkpoint.info.path,
+        )
+    if source.files.root == files.root:
+        return
+    if identity is not None and (ManifestStore(files).epochs() or spark_batches(files.root, "commits")):
+        raise InvalidInputError(
+            f"{files.root} holds a job already, and {settings.restore_path} belongs to another one: restore it under a "
+            "job name (or pipeline.job-id) that was not used before",
+            path=files.root,
+        )
+    if settings.claim_mode == "CLAIM":
+        raise InvalidInputError(
+            f"{settings.restore_path} cannot be claimed: its files belong to the job in {source.files.root}, too. "
+            "Leave execution.state-recovery.claim-mode at NO_CLAIM: the new job takes copies and never touches the "
+            "original.",
+            path=settings.restore_path,
+        )
+
+
+def _finish_restore(files: LocalFileSystem) -> None:
+    """If a run died in the middle of a restore that is committed, put Spark's folder in its place."""
+    try:
+        manifest = _newest(files)
+    except CorruptFileError:
+        return  # told where the manifest is needed
+    if manifest is not None and manifest.restored:
+        finish(files, manifest)
 
 
 def _fallback(
@@ -132,8 +167,6 @@ def _fallback(
     try:
         manifest = _newest(files)
         if manifest is not None:
-            if manifest.restored:
-                finish(files, manifest)
             wrong = damage(files, manifest, thorough)
             if wrong:
                 raise CorruptFileError(

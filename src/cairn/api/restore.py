@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.errors import CairnError, CorruptFileError, InvalidInputError, NotFoundError
+from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import NO_WATERMARK, Manifest, StateHandle
 from cairn.state.files import StateFiles
@@ -27,8 +27,8 @@ from cairn.storage.filesystem import FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifests import ManifestStore, RunRecord
 
 _log = logging.getLogger("cairn.checkpoint")
-_COMPACT_INTERVAL = 10
-"""Spark's default for the logs of its sources."""
+COMPACT_INTERVAL = 10
+"""Spark's default of spark.sql.streaming.fileSource.log.compactInterval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,50 +55,79 @@ def find(path: str) -> Source:
     return Source(files, store.load(number))
 
 
-def damage(files: FileSystem, manifest: Manifest, thorough: bool = False) -> str:
-    """What is wrong with the files that a manifest names; empty if nothing is. `thorough` reads every byte."""
+def damage(files: FileSystem, manifest: Manifest, thorough: bool = False, checkpoint: Checkpoint | None = None) -> str:
+    """What is missing or damaged of what a manifest needs; empty if nothing is. `thorough` reads every byte.
+
+    Storage that fails is no damage: its error is raised.
+    """
     state_files = StateFiles(files, manifest)
+    manifests = ManifestStore(files)
     for operator in manifest.operators:
         for handle in operator.chain:
-            if not handle.path:
-                continue
-            where = f"{files.root}/{handle.path} of operator '{operator.uid}'"
+            where = f"{files.root}/{handle.path or layout.epoch_path(handle.epoch)} of operator '{operator.uid}'"
             try:
-                path = files.local_path(handle.path)
-                if not files.exists(handle.path):
+                if not handle.path and checkpoint is not None:
+                    if checkpoint.inlined_bytes(operator.uid, handle) is None:
+                        return f"{where}: its bytes are not in the checkpoint"
+                    continue
+                if handle.path:
+                    path = files.local_path(handle.path)
+                    if not files.exists(handle.path):
+                        return f"{where} is missing"
+                    if path is not None and os.path.getsize(path) != handle.size:
+                        return f"{where} has {os.path.getsize(path)} bytes instead of {handle.size}"
+                elif handle.epoch != manifest.epoch and not manifests.exists(handle.epoch):
                     return f"{where} is missing"
-                if path is not None and os.path.getsize(path) != handle.size:
-                    return f"{where} has {os.path.getsize(path)} bytes instead of {handle.size}"
                 if thorough:
                     file = state_files.open(operator.uid, handle)
                     for info in file.sections:
                         file.read(info)
-            except (CairnError, OSError) as error:
+            except (CorruptFileError, NotFoundError, FileNotFoundError) as error:
                 return f"{where}: {error}"
     return ""
 
 
 def newest_intact(files: LocalFileSystem) -> Checkpoint | None:
-    """The newest checkpoint all of whose files are whole; every byte is read to know."""
+    """The newest checkpoint all of whose files are whole; every byte is read to know.
+
+    One that was taken between a checkpoint and the restore that went back to it is passed over: it was given up.
+    """
+    abandoned = _abandoned(files)
     for checkpoint in reversed(CheckpointStore(files).all()):
-        wrong = damage(files, checkpoint.manifest, thorough=True)
+        if any(first < checkpoint.manifest.epoch < last for first, last in abandoned):
+            continue
+        wrong = damage(files, checkpoint.manifest, thorough=True, checkpoint=checkpoint)
         if not wrong:
             return checkpoint
         _log.error("checkpoint %d cannot be used either: %s", checkpoint.id, wrong)
     return None
 
 
-def restore(source: Source, files: LocalFileSystem, run: RunRecord, incarnation: str, job_id: str) -> Manifest:
-    """Make a checkpoint the newest epoch of a job's directory; returns its manifest."""
+def _abandoned(files: LocalFileSystem) -> list[tuple[int, int]]:
+    """The epochs that restores gave up, as the newest readable manifest tells."""
+    store = ManifestStore(files)
+    for epoch in reversed(store.epochs()):
+        try:
+            return store.load(epoch).abandoned
+        except CorruptFileError:
+            continue
+    return []
+
+
+def restore(
+    source: Source,
+    files: LocalFileSystem,
+    run: RunRecord,
+    incarnation: str,
+    job_id: str,
+    compact_interval: int = COMPACT_INTERVAL,
+) -> Manifest:
+    """Make a checkpoint, which was found intact, the newest epoch of a job's directory; returns its manifest."""
     checkpoint = source.checkpoint
     old = checkpoint.manifest
-    wrong = damage(source.files, old, thorough=True)
-    if wrong:
-        raise CorruptFileError(
-            f"checkpoint {checkpoint.info.path} cannot be restored: {wrong}. Nothing was changed; choose another one.",
-            path=checkpoint.info.path,
-        )
-    epoch = 1 + max([-1, *ManifestStore(files).epochs(), *_numbers(files, "offsets"), *_numbers(files, "commits")])
+    # Above every epoch of this directory, and above those that the handles and list segments carry.
+    used = [old.epoch, *ManifestStore(files).epochs(), *_numbers(files, "offsets"), *_numbers(files, "commits")]
+    epoch = 1 + max(used)
     same_job = source.files.root == files.root
     operators = [
         msgspec.structs.replace(
@@ -121,8 +150,9 @@ def restore(source: Source, files: LocalFileSystem, run: RunRecord, incarnation:
         inlined={},
         lineage={**old.lineage, old.epoch: old.commit_id} if same_job else {},
         restored=checkpoint.id,
+        abandoned=[*_abandoned(files), (old.epoch, epoch)] if same_job else [],
     )
-    _build_spark_folder(source, files, manifest, checkpoint.in_flight)
+    _build_spark_folder(source, files, manifest, checkpoint.in_flight, compact_interval)
     ManifestStore(files).publish(manifest)
     finish(files, manifest)
     _log.warning(
@@ -176,16 +206,24 @@ def _carried(
     return msgspec.structs.replace(handle, path=path)
 
 
-def _build_spark_folder(source: Source, files: LocalFileSystem, manifest: Manifest, in_flight: str) -> None:
+def _build_spark_folder(
+    source: Source, files: LocalFileSystem, manifest: Manifest, in_flight: str, compact_interval: int
+) -> None:
     """Logs that end with the restored epoch, committed, and the range in flight, not committed; a fresh query id."""
     folder = _prepared(files, manifest.epoch)
     shutil.rmtree(folder, ignore_errors=True)
     sources = os.path.join(source.files.root, layout.SPARK, "sources")
-    if os.path.isdir(sources):
-        positions = _positions(in_flight or manifest.offsets)
-        for name in os.listdir(sources):
-            position = positions[int(name)] if name.isdigit() and int(name) < len(positions) else None
-            _copy_source(os.path.join(sources, name), os.path.join(folder, "sources", name), position)
+    positions = _positions(in_flight or manifest.offsets)
+    for number, position in enumerate(positions):
+        if _is_file_position(position) and not os.path.isdir(os.path.join(sources, str(number))):
+            raise CorruptFileError(
+                f"{sources}/{number} is missing: without it nobody knows which files were read before the checkpoint, "
+                "and going on would leave files out. Bring it back from a copy; nothing was changed.",
+                path=sources,
+            )
+    for name in os.listdir(sources) if os.path.isdir(sources) else []:
+        position = positions[int(name)] if name.isdigit() and int(name) < len(positions) else None
+        _copy_source(os.path.join(sources, name), os.path.join(folder, "sources", name), position, compact_interval)
     watermark = manifest.watermark if manifest.watermark != NO_WATERMARK else 0
     written = {
         "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),
@@ -213,14 +251,18 @@ def _positions(offsets: str) -> list[Any]:
     return [None if line in ("-", "") else json.loads(line) for line in offsets.split("\n")[2:]]
 
 
-def _copy_source(folder: str, target: str, position: Any) -> None:
+def _is_file_position(position: Any) -> bool:
+    return isinstance(position, dict) and "logOffset" in position
+
+
+def _copy_source(folder: str, target: str, position: Any, interval: int) -> None:
     """A source's own log as it was at a position.
 
     The file source logs every batch of new files under a number, and all of them together in a `<n>.compact` now and
     then. What it logged after the position is left out: it finds those files again, and takes them as it did before.
     """
     names = [name for name in os.listdir(folder) if re.fullmatch(r"\d+(\.compact)?", name)]
-    if not isinstance(position, dict) or "logOffset" not in position:
+    if not _is_file_position(position):
         shutil.copytree(folder, target)
         return
     last = int(position["logOffset"])
@@ -239,8 +281,6 @@ def _copy_source(folder: str, target: str, position: Any) -> None:
             "checkpoint's position cannot be found again",
             path=folder,
         )
-    compacted = [int(name.removesuffix(".compact")) + 1 for name in names if name.endswith(".compact")]
-    interval = min(compacted, default=_COMPACT_INTERVAL)
     os.makedirs(target)
     for number in range((last + 1) // interval * interval - 1, last + 1):
         if number < 0:

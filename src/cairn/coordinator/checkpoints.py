@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.config import CheckpointSettings
-from cairn.errors import CairnError, CheckpointFailedError
+from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
     Checkpoint,
     CheckpointInfo,
@@ -34,7 +34,7 @@ from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifests import ManifestStore, Runs
 
 _log = logging.getLogger("cairn.checkpoint")
 _QUEUE = 1000
@@ -111,6 +111,16 @@ class _Pending:
 
 
 @dataclass(frozen=True)
+class _End:
+    """A checkpoint that was given up, and what is still to be done about it, outside of the lock."""
+
+    pending: _Pending
+    info: CheckpointInfo
+    discard: bool
+    counts: bool
+
+
+@dataclass(frozen=True)
 class JobFacts:
     job_id: str
     name: str
@@ -164,10 +174,16 @@ class CheckpointCoordinator:
         self._queue: list[CheckpointRequest] = []
         self._pending: dict[int, _Pending] = {}
         self._completed = store.all()
+        self._doomed: list[Checkpoint] = []
+        """No longer retained, but not deleted yet: still whole, so what they need must stay."""
+        self._released: set[str] = set()
+        self._ends: list[_End] = []
+        self._runs = Runs(store.files)
         self._next = store.next_number()
         self._failures = 0
         self._last_end_ms: int | None = None
         self._closed = False
+        self._fenced = False
         self.listeners = Listeners()
         self.notices: list[tuple[int, bool]] = []
         """Ends that no epoch has carried to the tasks yet: number, and whether it completed."""
@@ -205,7 +221,7 @@ class CheckpointCoordinator:
             for pending in list(self._pending.values()):
                 if pending.manifest is None:
                     self._abort(pending, FailureReason.TASK_FAILURE, f"epoch {epoch} failed: {error}")
-            self._changed.notify_all()
+            self._changed.notify_all()  # the coordinator's thread does the rest
 
     def take_notices(self) -> list[tuple[int, bool]]:
         """What the next epoch tells the tasks."""
@@ -237,10 +253,11 @@ class CheckpointCoordinator:
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
         with self._lock:
-            made = pins_of(self._completed)
+            made = pins_of([*self._completed, *self._doomed])
             making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
             epochs = made.epochs.union(*(m.inline_epochs() for m in making))
-            return Pins(epochs, made.files.union(*(m.files() for m in making)))
+            released, self._released = frozenset(self._released), set()
+            return Pins(epochs, made.files.union(*(m.files() for m in making)), released)
 
     # Done by the thread.
 
@@ -250,13 +267,37 @@ class CheckpointCoordinator:
             now = self._clock.now_ms()
             self._add_periodic(now)
             self._expire(now)
+            wanted = bool(self._queue)
+        self._settle()
+        if wanted and not self._is_owner():
+            self._settle()
+            return _POLL_MS
+        with self._lock:
             self._start_waiting(now)
             self._overtake(now)
             work = [pending for pending in self._pending.values() if pending.manifest is not None]
         for pending in work:
             self._advance(pending)
+        self._settle()
         with self._lock:
             return self._next_due(self._clock.now_ms())
+
+    def _is_owner(self) -> bool:
+        """False once a newer run has the job: then this one takes no checkpoint, and deletes nothing, ever again."""
+        try:
+            self._runs.check(self._facts.run)
+        except FencedError as error:
+            with self._lock:
+                if not self._fenced:
+                    _log.warning("no more checkpoints: %s", error.message)
+                self._fenced = self._closed = True
+                for request in self._queue:
+                    self._refuse(request, FailureReason.SHUTDOWN, error.message)
+                self._queue.clear()
+                for pending in list(self._pending.values()):
+                    self._abort(pending, FailureReason.SHUTDOWN, error.message)
+            return False
+        return not self._fenced
 
     def wait(self, millis: float) -> None:
         """Until something happens, or so long."""
@@ -273,6 +314,7 @@ class CheckpointCoordinator:
             for pending in list(self._pending.values()):
                 self._abort(pending, FailureReason.SHUTDOWN, "the job has ended")
             self._changed.notify_all()
+        self._settle()
 
     # The parts of a step.
 
@@ -353,10 +395,10 @@ class CheckpointCoordinator:
             self._finalize(pending)
 
     def _snapshot_done(self, pending: _Pending, result: Snapshots | Exception) -> None:
+        if pending.number not in self._pending:
+            self._discard(pending.number)  # given up meanwhile
+            return
         with self._changed:
-            if pending.number not in self._pending:
-                self._discard(pending.number)  # given up meanwhile
-                return
             pending.async_ms = self._clock.now_ms() - pending.async_since
             if isinstance(result, Exception):
                 pending.error = result
@@ -365,6 +407,8 @@ class CheckpointCoordinator:
             self._changed.notify_all()
 
     def _finalize(self, pending: _Pending) -> None:
+        if not self._is_owner():
+            return
         failure: Exception | None = None
         try:
             checkpoint = self._checkpoint(pending)
@@ -373,10 +417,13 @@ class CheckpointCoordinator:
             failure = error
         with self._lock:
             if pending.number not in self._pending:  # the job ended meanwhile
-                self._discard(pending.number)
+                if failure is None:
+                    self._doomed.append(checkpoint)
                 return
             if failure is not None:
-                self._abort(pending, FailureReason.FINALIZE, f"its _metadata could not be written: {failure}")
+                # A number that is taken belongs to another run's checkpoint, which is none of our business.
+                why = f"its _metadata could not be written: {failure}"
+                self._abort(pending, FailureReason.FINALIZE, why, discard=not isinstance(failure, FileExistsError))
                 return
             del self._pending[pending.number]
             self._failures = 0
@@ -384,7 +431,7 @@ class CheckpointCoordinator:
             self._completed.append(checkpoint)
             for older in [p for p in self._pending.values() if p.number < pending.number]:
                 self._abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
-            subsumed = self._completed[: -self._settings.num_retained]
+            self._doomed += self._completed[: -self._settings.num_retained]
             self._completed = self._completed[-self._settings.num_retained :]
             self.notices.append((pending.number, True))
         info = checkpoint.info
@@ -393,31 +440,55 @@ class CheckpointCoordinator:
             info.id, self._facts.job_id, info.written_bytes, info.duration_ms, info.full_bytes, info.epoch,
         )  # fmt: skip
         self._store.remember(info)
-        for old in subsumed:
-            self._discard(old.id)
         self.listeners.tell(self.listeners.completed, info.id)
         pending.request.end(info)
 
-    def _abort(self, pending: _Pending, reason: FailureReason, why: str) -> None:
+    def _abort(self, pending: _Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
+        """Give a checkpoint up. Called with the lock held, so the work that it makes is left to `_settle`."""
         del self._pending[pending.number]
-        if pending.writing:
-            self._runner.cancel(pending.number)
-        self._discard(pending.number)
         info = msgspec.structs.replace(
             self._info(pending, CheckpointStatus.FAILED), failure=why, reason=reason, end_ms=self._clock.now_ms()
         )
         self._last_end_ms = info.end_ms
         level = logging.INFO if reason in (FailureReason.SUBSUMED, FailureReason.SHUTDOWN) else logging.WARNING
         _log.log(level, "Checkpoint %d of job %s failed (%s): %s", info.id, self._facts.job_id, reason.value, why)
-        self._store.remember(info)
         self.notices.append((pending.number, False))
-        self.listeners.tell(self.listeners.aborted, info.id)
-        pending.request.end(info)
-        if reason.counts and not self._closed:
+        self._ends.append(_End(pending, info, discard, reason.counts and not self._closed))
+
+    def _settle(self) -> None:
+        """Do what ended checkpoints leave to do: clean up, tell, count. Without the lock: listeners are foreign."""
+        with self._lock:
+            ends, self._ends = self._ends, []
+            doomed = list(self._doomed)
+        for end in ends:
+            try:
+                if end.pending.writing:
+                    self._runner.cancel(end.info.id)
+                if end.discard:
+                    self._discard(end.info.id)
+                if not self._fenced:
+                    self._store.remember(end.info)
+                self.listeners.tell(self.listeners.aborted, end.info.id)
+            except Exception:  # noqa: BLE001 - whoever waits must hear of the end in any case
+                _log.exception("while giving up checkpoint %d", end.info.id)
+            finally:
+                end.pending.request.end(end.info)
+            if end.counts:
+                self._count(end.info)
+        for checkpoint in doomed:
+            if self._discard(checkpoint.id):
+                with self._lock:
+                    self._doomed.remove(checkpoint)
+                    self._released |= checkpoint.files()
+
+    def _count(self, info: CheckpointInfo) -> None:
+        with self._lock:
             self._failures += 1
-            if self._failures > self._settings.tolerable_failures:
+            intolerable = self._failures > self._settings.tolerable_failures and not self._closed
+            if intolerable:
                 self._failures = 0
-                self._intolerable(info)
+        if intolerable:
+            self._intolerable(info)
 
     def _refuse(self, request: CheckpointRequest, reason: FailureReason, why: str) -> None:
         """A request that never became a checkpoint: it has no number and does not count."""
@@ -426,11 +497,17 @@ class CheckpointCoordinator:
         failed = CheckpointInfo(0, CheckpointStatus.FAILED, CheckpointType.CHECKPOINT, now, end_ms=now, failure=why)
         request.end(msgspec.structs.replace(failed, reason=reason))
 
-    def _discard(self, number: int) -> None:
+    def _discard(self, number: int) -> bool:
+        """Delete a checkpoint's folder; False if that did not work. A run that was overtaken deletes nothing."""
         try:
+            self._runs.check(self._facts.run)
             self._store.discard(number)
+        except FencedError:
+            return False
         except (CairnError, OSError) as error:
             _log.warning("cannot delete checkpoint %d, which is not needed any more: %s", number, error)
+            return False
+        return True
 
     def _next_due(self, now: int) -> float:
         dues = [now + _POLL_MS]
@@ -542,6 +619,9 @@ class CheckpointThread:
         while not self._stop.is_set():
             try:
                 self._between()
+            except Exception:  # noqa: BLE001 - requests are one thing, the coordinator's own work another
+                _log.exception("requests could not be looked at")
+            try:
                 due = self._coordinator.step()
             except Exception:  # noqa: BLE001 - the next round may do better; the stream must not suffer
                 _log.exception("the checkpoint coordinator stumbled; it goes on")

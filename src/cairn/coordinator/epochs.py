@@ -319,6 +319,7 @@ class EpochLoop:
             sinks=committables,
             lineage=_lineage(current, operators),
             inlined=inlined,
+            abandoned=current.abandoned if current is not None else [],
         )
 
     def _publish(self, committables: Sequence[SinkCommittable], epoch: int) -> None:

@@ -130,8 +130,13 @@ class MapTable(EntryTable):
                 time, values[at] = self.split(values[at])
                 times.setdefault(key, time)
         read = dict(zip(keys, codec.stored_values(self.type.storage, values), strict=True))
-        self.maps[slot] = read | self.maps[slot]
-        self._before[slot] = self._before[slot] | read if self._before[slot] else read
+        known = self.maps[slot]
+        if known:  # what was written here goes before what is stored, and stays a change
+            self._before[slot] = self._before[slot] | {key: read[key] for key in read.keys() - known.keys()}
+            self.maps[slot] = read | known
+        else:
+            self._before[slot] = read
+            self.maps[slot] = read.copy()
         if whole is not None:
             self._progress[slot] = _WHOLE if whole or len(pairs) <= SMALL else _LARGE
 

@@ -40,6 +40,8 @@ class Pins:
 
     epochs: frozenset[int] = frozenset()
     files: frozenset[str] = frozenset()
+    released: frozenset[str] = frozenset()
+    """Files of checkpoints that have gone: nobody may name them any more."""
 
 
 def pins_of(checkpoints: Iterable[Checkpoint]) -> Pins:
@@ -61,6 +63,7 @@ def plan_expiry(manifests: Mapping[int, Manifest], retained: int, pins: Pins = P
     for epoch in ordered:
         if epoch not in kept:
             loose |= manifests[epoch].files() - files
+    loose |= pins.released - files
     return Expiry(gone, tuple(sorted(loose)))
 
 

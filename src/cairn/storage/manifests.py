@@ -33,6 +33,8 @@ class JobIdentity(msgspec.Struct, frozen=True):
     incarnation: str
     max_parallelism: int
     format_version: int = FORMAT_VERSION
+    restoring: str = ""
+    """Where the job was told to start from. Until it has an epoch, it must not start with empty state."""
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -141,8 +143,10 @@ def load_identity(files: FileSystem) -> JobIdentity | None:
     return identity
 
 
-def create_identity(files: FileSystem, job_id: str, name: str, max_parallelism: int) -> JobIdentity:
-    identity = JobIdentity(job_id, name, uuid.uuid4().hex, max_parallelism)
+def create_identity(
+    files: FileSystem, job_id: str, name: str, max_parallelism: int, restoring: str = ""
+) -> JobIdentity:
+    identity = JobIdentity(job_id, name, uuid.uuid4().hex, max_parallelism, restoring=restoring)
     try:
         files.create(layout.JOB, msgspec.json.format(msgspec.json.encode(identity)))
     except FileExistsError:
