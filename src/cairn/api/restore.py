@@ -23,7 +23,7 @@ from cairn.model.manifest import NO_WATERMARK, Manifest, StateHandle
 from cairn.state.files import StateFiles
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.filesystem import FileSystem, LocalFileSystem, local_root
+from cairn.storage.filesystem import FileSystem, LocalFileSystem, local_root, sync
 from cairn.storage.manifests import ManifestStore, RunRecord
 
 _log = logging.getLogger("cairn.checkpoint")
@@ -171,7 +171,7 @@ def finish(files: LocalFileSystem, manifest: Manifest) -> None:
     if os.path.isdir(current):
         os.rename(current, os.path.join(files.root, f"{layout.SPARK}.before-{manifest.epoch}"))
     os.rename(prepared, current)
-    _sync(files.root)
+    sync(files.root)
 
 
 def _prepared(files: LocalFileSystem, epoch: int) -> str:
@@ -241,9 +241,9 @@ def _build_spark_folder(
             file.write(data)
     for place, _, names in os.walk(folder):
         for name in names:
-            _sync(os.path.join(place, name))
-        _sync(place)
-    _sync(files.root)
+            sync(os.path.join(place, name))
+        sync(place)
+    sync(files.root)
 
 
 def _positions(offsets: str) -> list[Any]:
@@ -292,11 +292,3 @@ def _copy_source(folder: str, target: str, position: Any, interval: int) -> None
             os.path.join(target, f"{number}.compact" if together else str(number)), "x", encoding="utf-8"
         ) as file:
             file.write(text)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,7 +19,7 @@ from typing import Any
 
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
 from cairn.storage import layout
-from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
+from cairn.storage.filesystem import LocalFileSystem, as_url, local_root, sync
 
 _FORMATS = ("parquet", "json", "csv")
 _STAGING = "_cairn"
@@ -105,13 +105,13 @@ class FileSink(BaseSink):
                 continue
             if info.size == 0 or (self.format == "parquet" and _parquet_rows(os.path.join(target, name)) == 0):
                 continue
-            _sync(os.path.join(target, name))
+            sync(os.path.join(target, name))
             extension = name.split(".", 1)[1]
             final = f"part-{epoch:010d}-{self._token}-{attempt.rsplit('-', 1)[-1]}-{len(moves):05d}.{extension}"
             moves.append({"from": info.path, "to": final, "size": info.size})
         if moves:  # the folders on the way down may be new: without them a synced file can be lost
             for depth in range(len(stage.split("/")) + 1):
-                _sync(os.path.join(self.path, *stage.split("/")[:depth]))
+                sync(os.path.join(self.path, *stage.split("/")[:depth]))
         return moves
 
     def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
@@ -153,14 +153,6 @@ def _parquet_rows(path: str) -> int:
     import pyarrow.parquet as pq
 
     return int(pq.ParquetFile(path).metadata.num_rows)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class TableSink(FileSink):

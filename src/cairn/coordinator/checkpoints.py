@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.config import CheckpointSettings
+from cairn.coordinator.statistics import Tasks, check_sizes, operator_stats
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
     Checkpoint,
@@ -27,11 +28,8 @@ from cairn.model.checkpoint import (
     CheckpointStatus,
     CheckpointType,
     FailureReason,
-    OperatorStats,
-    SubtaskStats,
 )
-from cairn.model.keygroups import key_group_range
-from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
+from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of
 from cairn.storage.manifests import ManifestStore, Runs
@@ -40,7 +38,6 @@ _log = logging.getLogger("cairn.checkpoint")
 _QUEUE = 1000
 _POLL_MS = 500
 
-Tasks = Sequence[tuple[str, int, TaskMetrics]]
 Snapshots = Mapping[str, list[StateHandle]]
 """The snapshots that replace the chain of each operator."""
 
@@ -544,13 +541,24 @@ class CheckpointCoordinator:
         for epoch in manifest.inline_epochs() - {manifest.epoch}:
             inlined[epoch] = self._manifests.load(epoch).inlined
         if self._settings.storage == "jobmanager":
-            _check_sizes(manifest, self._settings.max_state_size)
+            check_sizes(manifest, self._settings.max_state_size)
         before = self._completed[-1].manifest.epoch if self._completed else -1
         info = msgspec.structs.replace(
             self._info(pending, CheckpointStatus.COMPLETED),
             end_ms=self._clock.now_ms(),
             path=f"{self._store.files.root}/chk-{pending.number}",
-            operators=[self._stats(pending, operator, before) for operator in manifest.operators],
+            operators=[
+                operator_stats(
+                    operator,
+                    manifest.max_parallelism,
+                    pending.tasks,
+                    pending.trigger_ms,
+                    pending.request.full,
+                    pending.async_ms,
+                    before,
+                )
+                for operator in manifest.operators
+            ],
         )
         return Checkpoint(
             id=pending.number,
@@ -562,47 +570,6 @@ class CheckpointCoordinator:
             in_flight=pending.in_flight,
             inlined=inlined,
         )
-
-    def _stats(self, pending: _Pending, operator: OperatorState, before: int) -> OperatorStats:
-        groups = pending.manifest.max_parallelism if pending.manifest is not None else operator.parallelism
-        metrics = {subtask: told for uid, subtask, told in pending.tasks if uid == operator.uid}
-        subtasks = []
-        for index in range(operator.parallelism):
-            owned = key_group_range(index, operator.parallelism, groups)
-            mine = [handle for handle in operator.chain if owned.start <= handle.first_group <= owned.end]
-            fresh = mine if pending.request.full else [handle for handle in mine if handle.epoch > before]
-            told = metrics.get(index, TaskMetrics())
-            times = told.times
-            subtasks.append(
-                SubtaskStats(
-                    index=index,
-                    ack_ms=told.ended_ms,
-                    start_delay_ms=max(0, told.began_ms - pending.trigger_ms) if told.began_ms else 0,
-                    alignment_ms=times.get("fetch", 0.0),
-                    sync_ms=times.get("drain", 0.0) + times.get("delta", 0.0),
-                    async_ms=pending.async_ms,
-                    written_bytes=sum(handle.size for handle in fresh if not handle.snapshot or pending.request.full),
-                    full_bytes=sum(handle.size for handle in mine),
-                    records=told.rows_in,
-                )
-            )
-        return OperatorStats(operator.uid, operator.name, subtasks)
-
-
-def _check_sizes(manifest: Manifest, limit: int) -> None:
-    """Refuse what the driver is not meant to hold."""
-    for operator in manifest.operators:
-        for index in range(operator.parallelism):
-            owned = key_group_range(index, operator.parallelism, manifest.max_parallelism)
-            held = sum(handle.size for handle in operator.chain if owned.start <= handle.first_group <= owned.end)
-            if held > limit:
-                raise CheckpointFailedError(
-                    f"the state of operator '{operator.uid}', subtask {index}, takes {held} bytes, and "
-                    f"JobManagerCheckpointStorage holds at most {limit} a state. Use FileSystemCheckpointStorage (set "
-                    "execution.checkpointing.dir), or raise max_state_size.",
-                    uid=operator.uid,
-                    size=held,
-                )
 
 
 class CheckpointThread:

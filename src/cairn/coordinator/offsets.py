@@ -9,6 +9,7 @@ from typing import Protocol
 
 from cairn.errors import CorruptFileError
 from cairn.model.manifest import NO_WATERMARK
+from cairn.storage.filesystem import sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,4 @@ class LocalOffsets:
             descriptors = descriptors[:2]
         self._synced.add(os.path.dirname(path))
         for name in descriptors:
-            descriptor = os.open(name, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(name)

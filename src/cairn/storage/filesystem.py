@@ -112,7 +112,7 @@ class LocalFileSystem:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
-            _sync_folder(folder)
+            sync(folder)
         except FileExistsError:
             raise FileExistsError(errno.EEXIST, "the file exists already", full) from None
         except OSError as error:
@@ -128,7 +128,7 @@ class LocalFileSystem:
             at = os.path.dirname(at)
         os.makedirs(folder, mode=0o750, exist_ok=True)
         for made in missing:
-            _sync_folder(os.path.dirname(made))
+            sync(os.path.dirname(made))
 
     def read(self, path: str) -> bytes:
         full = self._full(path)
@@ -207,7 +207,7 @@ class LocalFileSystem:
         try:
             self._make_folder(os.path.dirname(full_target))
             os.link(full_source, full_target)
-            _sync_folder(os.path.dirname(full_target))
+            sync(os.path.dirname(full_target))
             os.unlink(full_source)
         except FileExistsError:
             raise FileExistsError(errno.EEXIST, "the file exists already", full_target) from None
@@ -215,8 +215,9 @@ class LocalFileSystem:
             raise _storage_error("move", full_source, error) from error
 
 
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: str) -> None:
+    """Force a file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
