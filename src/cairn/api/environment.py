@@ -232,7 +232,8 @@ class StreamExecutionEnvironment:
             frame = tagged_union([stream.df for stream in streams])
             for stream, sink in self._sinks:
                 tags[sink.uid] = next(i for i, known in enumerate(streams) if known.df is stream.df)
-        spark_folder = os.path.join(files.root, layout.SPARK)
+        manifest = recovered.manifest
+        spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
         compactor = Compactor(compaction_job(spark, files.root, run), settings.compaction_chain, settings.parallelism)
         coordinator = self._coordinator(handle, files, recovered, settings)

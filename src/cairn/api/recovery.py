@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cairn.api.restore import COMPACT_INTERVAL, Source, damage, find, finish, newest_intact, restore
+from cairn.api.restore import COMPACT_INTERVAL, Source, damage, find, newest_intact, restore
 from cairn.config import Settings
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
 from cairn.model.manifest import Manifest
@@ -89,7 +89,6 @@ def recover(
             stored=identity.max_parallelism,
         )
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
-    _finish_restore(files)
     if source is None:
         source = _fallback(files, identity, uids, settings, thorough)
         if source is not None:
@@ -150,16 +149,6 @@ def _check_source(
         )
 
 
-def _finish_restore(files: LocalFileSystem) -> None:
-    """If a run died in the middle of a restore that is committed, put Spark's folder in its place."""
-    try:
-        manifest = _newest(files)
-    except CorruptFileError:
-        return  # told where the manifest is needed
-    if manifest is not None and manifest.restored:
-        finish(files, manifest)
-
-
 def _fallback(
     files: LocalFileSystem, identity: JobIdentity, uids: Sequence[str], settings: Settings, thorough: bool
 ) -> Source | None:
@@ -214,7 +203,7 @@ def _newest(files: LocalFileSystem, run: int | None = None) -> Manifest | None:
         try:
             return store.load(epoch)
         except IncompleteManifestError as error:
-            if spark_batches(files.root, "commits")[-1:] >= [epoch]:
+            if any(spark_batches(files.root, "commits", name)[-1:] >= [epoch] for name in _spark_folders(files)):
                 raise
             if run is None:
                 continue
@@ -231,40 +220,45 @@ def _newest(files: LocalFileSystem, run: int | None = None) -> Manifest | None:
     return None
 
 
-def spark_batches(job_dir: str, log: str) -> list[int]:
+def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:
     """The batch numbers in one of Spark's logs, ascending."""
     try:
-        names = os.listdir(os.path.join(job_dir, layout.SPARK, log))
+        names = os.listdir(os.path.join(job_dir, folder, log))
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if name.isdigit())
 
 
+def _spark_folders(files: LocalFileSystem) -> list[str]:
+    return [name for name in files.folders("") if layout.is_spark(name)]
+
+
 def _compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
-    committed = spark_batches(files.root, "commits")
-    planned = spark_batches(files.root, "offsets")
+    folder = manifest.spark if manifest is not None else layout.SPARK
+    committed = spark_batches(files.root, "commits", folder)
+    planned = spark_batches(files.root, "offsets", folder)
     newest = manifest.epoch if manifest is not None else -1
     if committed and committed[-1] > newest:
         raise CorruptFileError(
-            f"Spark's log in {files.root}/spark has committed batch {committed[-1]}, but the newest manifest is "
+            f"Spark's log in {files.root}/{folder} has committed batch {committed[-1]}, but the newest manifest is "
             f"{'of epoch ' + str(newest) if newest >= 0 else 'missing'}: the state of that batch is gone. Bring "
             f"{files.root}/{layout.EPOCHS} back from a copy, or start under another job name to begin anew.",
             path=files.root,
         )
     if manifest is not None and newest not in planned:
         raise CorruptFileError(
-            f"epoch {newest} is committed, but Spark's log in {files.root}/spark does not know batch {newest}: its "
+            f"epoch {newest} is committed, but Spark's log in {files.root}/{folder} does not know batch {newest}: its "
             "source positions are gone, and going on would read the input again. Bring that folder back from a copy or "
             "start under another job name to begin anew.",
             path=files.root,
         )
     if manifest is not None:
-        with open(os.path.join(files.root, layout.SPARK, "offsets", str(newest)), "rb") as file:
+        with open(os.path.join(files.root, folder, "offsets", str(newest)), "rb") as file:
             positions = file.read().decode()
         if positions != manifest.offsets:
             raise CorruptFileError(
-                f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/spark holds "
-                "for it; that folder comes from another copy or has been changed by hand. Bring both back together.",
+                f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/{folder} "
+                "holds for it; that folder comes from another copy or has been changed by hand. Bring both back together.",
                 path=files.root,
             )
 

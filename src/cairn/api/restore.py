@@ -1,7 +1,7 @@
 """Going back to a checkpoint: in place, or as the beginning of another job (docs/design/0002-checkpoints.md).
 
-A restore never changes what was there. It adds an epoch that stands for the checkpoint, above every epoch that ever
-was, and puts a new folder with Spark's logs in the place of the old one, which is kept beside it.
+A restore never changes what was there. It builds a new folder with Spark's logs beside the old one, and adds an epoch
+that stands for the checkpoint, above every epoch that ever was, and names that folder. Adding it is the commit.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ def restore(
         inlined={},
         lineage={**old.lineage, old.epoch: old.commit_id} if same_job else {},
         restored=checkpoint.id,
+        spark=layout.restored_spark(epoch),
         abandoned=[*_abandoned(files), (old.epoch, epoch)] if same_job else [],
     )
     _build_spark_folder(source, files, manifest, checkpoint.in_flight, compact_interval)
     ManifestStore(files).publish(manifest)
-    finish(files, manifest)
     _log.warning(
         "Restoring job %s from Checkpoint %d @ %d located at %s, epoch %d, as epoch %d.",
         job_id, checkpoint.id, checkpoint.info.trigger_ms, checkpoint.info.path, old.epoch, epoch,
@@ -162,27 +162,11 @@ def restore(
     return manifest
 
 
-def finish(files: LocalFileSystem, manifest: Manifest) -> None:
-    """Put the Spark folder of a restore in its place, if that has not happened yet."""
-    prepared = _prepared(files, manifest.epoch)
-    if not os.path.isdir(prepared):
-        return
-    current = os.path.join(files.root, layout.SPARK)
-    if os.path.isdir(current):
-        os.rename(current, os.path.join(files.root, f"{layout.SPARK}.before-{manifest.epoch}"))
-    os.rename(prepared, current)
-    sync(files.root)
-
-
-def _prepared(files: LocalFileSystem, epoch: int) -> str:
-    return os.path.join(files.root, f"{layout.SPARK}.restore-{epoch}")
-
-
 def _numbers(files: LocalFileSystem, log: str) -> list[int]:
-    """Batch numbers in one of Spark's logs, in the present folder and in those that restores put aside."""
+    """Batch numbers in one of Spark's logs, in the present folder and in those from before restores."""
     found = []
     for name in files.folders(""):
-        if re.fullmatch(rf"{layout.SPARK}(\.before-\d+)?", name):
+        if layout.is_spark(name):
             folder = os.path.join(files.root, name, log)
             if os.path.isdir(folder):
                 found += [int(entry) for entry in os.listdir(folder) if entry.isdigit()]
@@ -210,9 +194,9 @@ def _build_spark_folder(
     source: Source, files: LocalFileSystem, manifest: Manifest, in_flight: str, compact_interval: int
 ) -> None:
     """Logs that end with the restored epoch, committed, and the range in flight, not committed; a fresh query id."""
-    folder = _prepared(files, manifest.epoch)
+    folder = os.path.join(files.root, manifest.spark)
     shutil.rmtree(folder, ignore_errors=True)
-    sources = os.path.join(source.files.root, layout.SPARK, "sources")
+    sources = os.path.join(source.files.root, source.checkpoint.manifest.spark, "sources")
     positions = _positions(in_flight or manifest.offsets)
     for number, position in enumerate(positions):
         if _is_file_position(position) and not os.path.isdir(os.path.join(sources, str(number))):

@@ -37,6 +37,7 @@ from cairn.model.manifest import (
     TaskMetrics,
     inline_key,
 )
+from cairn.storage import layout
 from cairn.storage.cleanup import Pins, expire
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
@@ -319,6 +320,7 @@ class EpochLoop:
             sinks=committables,
             lineage=_lineage(current, operators),
             inlined=inlined,
+            spark=current.spark if current is not None else layout.SPARK,
             abandoned=current.abandoned if current is not None else [],
         )
 

@@ -105,6 +105,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     requires: list[str] = []
     restored: int = 0
     """Of an epoch that a restore made: the checkpoint that it stands for. It ran no rows of its own."""
+    spark: str = "spark"
+    """The folder of the job's directory that is Spark's checkpointLocation; every restore makes a new one."""
     abandoned: list[tuple[int, int]] = []
     """What restores in place gave up: the epochs between the first number and the second."""
 

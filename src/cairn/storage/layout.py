@@ -11,7 +11,7 @@
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
     tables/<name>/                data of `TableSink`
-    spark/                        the query's own checkpointLocation
+    spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
 """
 
 from __future__ import annotations
@@ -61,6 +61,16 @@ def run_path(run: int) -> str:
 
 def epoch_path(epoch: int) -> str:
     return f"{EPOCHS}/{epoch:0{_DIGITS}d}"
+
+
+def restored_spark(epoch: int) -> str:
+    """The checkpointLocation that a restore makes for Spark's query."""
+    return f"{SPARK}-{epoch}"
+
+
+def is_spark(name: str) -> bool:
+    """Whether a folder of a job's directory is, or was, Spark's checkpointLocation."""
+    return re.fullmatch(rf"{SPARK}(-\d+)?", name) is not None
 
 
 def checkpoint_folder(number: int) -> str:
