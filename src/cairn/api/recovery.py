@@ -258,7 +258,8 @@ def _compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
         if positions != manifest.offsets:
             raise CorruptFileError(
                 f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/{folder} "
-                "holds for it; that folder comes from another copy or has been changed by hand. Bring both back together.",
+                "holds for it; that folder comes from another copy or has been changed by hand. Bring both back "
+                "together.",
                 path=files.root,
             )
 
