@@ -1,6 +1,7 @@
-"""`python -m benchmarks.readme RESULTS.json`: put the figures of a run into the README, between its two marks.
+"""`python -m benchmarks.readme RESULTS.json ...`: put the figures of runs into the README, between its two marks.
 
-The README shows what was measured and nothing else: this is the only way its table is written.
+Of a line that several runs measured, the last one counts; a line is always one run's own, limit and all. The README
+shows what was measured and nothing else: this is the only way its table is written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parent.parent
 _START, _END = "<!-- bench:start -->", "<!-- bench:end -->"
 _INTRODUCTION = """\
-Measured on {day} with Python {python} and Spark {spark} on {cores} cores by one run of `make bench`; medians.
+Measured on {day} with Python {python} and Spark {spark} on {cores} cores by `make bench` ({runs}); medians.
 {rows:,} rows an epoch, {keys:,} string keys ({nested:,} for maps and lists), one output row per input row, durable
 state on local disk, parallelism 2. The *limit* is the same job with a function that passes the rows through: same
 source, shuffle and sink, no state.
@@ -28,7 +29,11 @@ a call, a generator and two calls to state for every row."""
 
 
 def main() -> int:
-    results = json.loads(Path(sys.argv[1]).read_text())
+    runs = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
+    if not runs:
+        print("which results?", file=sys.stderr)
+        return 2
+    results = merged(runs)
     readme = _ROOT / "README.md"
     text = readme.read_text()
     pattern = re.compile(re.escape(_START) + ".*?" + re.escape(_END), re.DOTALL)
@@ -39,6 +44,18 @@ def main() -> int:
     return 0
 
 
+def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """One set of results from several runs."""
+    rows: dict[str, Any] = {}
+    series: dict[str, Any] = {}
+    for run in runs:
+        rows |= {row["name"]: row for row in run["rows"]}
+        series |= run["series"]
+    told = "one run" if len(runs) == 1 else f"{len(runs)} runs"
+    quick = any(run["quick"] for run in runs)
+    return {**runs[-1], "rows": list(rows.values()), "series": series, "quick": quick, "runs": told}
+
+
 def section(results: dict[str, Any]) -> str:
     plan = results["plan"]
     head = _INTRODUCTION.format(
@@ -46,6 +63,7 @@ def section(results: dict[str, Any]) -> str:
         python=results["python"],
         spark=results["spark"],
         cores=results["cores"],
+        runs=results["runs"],
         rows=plan["rows"],
         keys=plan["keys"],
         nested=plan["nested_keys"],
