@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
@@ -362,6 +362,14 @@ class TestRefused:
             ),
             ("Join", lambda df, other: df.join(other.withColumnRenamed("ts", "ts2"), "key")),
             ("GlobalLimit", lambda df, _: df.limit(3)),
+            ("Offset", lambda df, _: df.offset(3)),
+            ("Window", lambda df, _: df.withColumn("n", F.row_number().over(Window.partitionBy("key").orderBy("ts")))),
+            ("Sort", lambda df, _: df.orderBy("ts")),
+            ("Sample", lambda df, _: df.sample(0.5)),
+            ("Except", lambda df, other: df.subtract(other)),
+            ("ExceptAll", lambda df, other: df.exceptAll(other)),
+            ("Intersect", lambda df, other: df.intersect(other)),
+            ("IntersectAll", lambda df, other: df.intersectAll(other)),
             (
                 "FlatMapGroupsInPandasWithState",
                 lambda df, _: df.groupBy("key").applyInPandasWithState(

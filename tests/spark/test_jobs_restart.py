@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,15 @@ from cairn import (
     FileSink,
     IncompatibleStateError,
     InvalidInputError,
+    JobHandle,
+    JobStatus,
     KeyedProcessFunction,
     NoopSink,
     RuntimeContext,
     StorageError,
     ValueStateDescriptor,
 )
+from cairn.coordinator import offsets
 from cairn.coordinator.compaction import Compactor
 from cairn.model.manifest import DEFER_EPOCHS
 
@@ -357,3 +361,48 @@ def test_default_directory_is_told(lab: Lab, tmp_path: Path, monkeypatch: pytest
         job = env.execute("told")
     assert "execution.checkpointing.dir" in caplog.text
     assert Path(job.directory) == tmp_path / "cairn-data" / "told"
+
+
+def test_a_start_that_is_refused_does_not_stop_the_run_that_works(lab: Lab) -> None:
+    """It takes no run number, so the one that has the job is not fenced."""
+    lab.feed(ROWS[:40])
+    env = lab.env().set_trigger(processing_time="0 seconds")
+    checked = lab.stream(env).key_by("key").process(Oracle(), OUTPUT, uid="oracle")
+    checked.sink_to(FileSink(str(lab.output)), uid="out")
+    job = env.execute_async("oracle")
+    try:
+        _wait_for_rows(job, 40)
+        other = lab.env()
+        renamed = lab.stream(other).key_by("key").process(Oracle(), OUTPUT, uid="renamed")
+        renamed.sink_to(NoopSink(), uid="out")
+        with pytest.raises(IncompatibleStateError, match="'oracle'"):
+            other.execute("oracle")
+        lab.feed(ROWS[40:80])
+        _wait_for_rows(job, 80)
+    finally:
+        job.cancel()
+    assert lab.written() == expected(ROWS[:80])
+    assert len(list((lab.jobs / "oracle" / "runs").iterdir())) == 1
+
+
+def _wait_for_rows(job: JobHandle, rows: int) -> None:
+    deadline = time.monotonic() + 60
+    while sum(report.rows_in for report in job.epochs()) < rows:
+        assert time.monotonic() < deadline
+        assert job.status() is JobStatus.RUNNING, job.exception()
+        time.sleep(0.05)
+
+
+def test_sources_logs_are_forced_to_disk_with_their_epoch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest must not outlive the positions that it was made for."""
+    forced: list[str] = []
+    monkeypatch.setattr(offsets, "sync", forced.append)
+    lab.feed(ROWS[:40], files=2)
+    lab.oracle()
+    spark = lab.jobs / "oracle" / "spark"
+    wanted = {
+        spark / "metadata",
+        *(spark / "offsets" / name for name in "01"),
+        *(spark / "sources/0" / n for n in "01"),
+    }
+    assert {str(path) for path in wanted} <= set(forced)
