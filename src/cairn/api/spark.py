@@ -28,6 +28,7 @@ from cairn.runtime.task import run_task
 PROPERTY = "cairn.epoch"
 POOL = "cairn-background"
 SINK_COLUMN = "__cairn_sink"
+_SNAPSHOT_PIECES = 8
 _QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.unsupportedOperationCheck": "false",
@@ -183,11 +184,12 @@ def refuse_native_state(frame: DataFrame) -> None:
     todo = [frame._jdf.queryExecution().analyzed()]
     while todo:
         node = todo.pop()
-        if node.nodeName() in _NATIVE and _keeps_state(node):
+        name = node.nodeName().replace(" ", "")  # Spark writes "Except All"
+        if name in _NATIVE and _keeps_state(node):
             raise InvalidInputError(
-                f"the plan has Spark's own stateful operator {node.nodeName()}, whose state would not be covered by "
-                f"cairn's epochs; {_NATIVE[node.nodeName()]}",
-                operator=node.nodeName(),
+                f"the plan has Spark's own stateful operator {name}, whose state would not be covered by cairn's "
+                f"epochs; {_NATIVE[name]}",
+                operator=name,
             )
         children = node.children()
         todo.extend(children.apply(i) for i in range(children.size()))
@@ -265,10 +267,9 @@ class SparkSnapshots:
                 context.setJobGroup(self._group(number), f"cairn checkpoint {number}", interruptOnCancel=True)
                 made = {}
                 for operator in manifest.operators:
-                    ranges = [
-                        key_group_range(i, operator.parallelism, manifest.max_parallelism)
-                        for i in range(operator.parallelism)
-                    ]
+                    # Many short tasks: the stream gets every other slot that comes free, and need not wait long for it.
+                    pieces = min(manifest.max_parallelism, _SNAPSHOT_PIECES * operator.parallelism)
+                    ranges = [key_group_range(i, pieces, manifest.max_parallelism) for i in range(pieces)]
                     made[operator.uid] = self._job(manifest, operator, ranges, number) if operator.chain else []
             except Exception as error:  # noqa: BLE001 - told to the coordinator
                 done(error)
