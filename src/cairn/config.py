@@ -270,7 +270,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "a key of Flink 1.x; no effect, since a job never recovers from a savepoint by itself; default false",
     ),
     "execution.state-recovery.path": (
-        "restore_path", _text, "savepoint or checkpoint that the job starts from; default: none",
+        "restore_path", _text, "checkpoint (a chk-<n> folder) that the job starts from; default: none",
     ),
     "execution.state-recovery.claim-mode": (
         "claim_mode", _choice(CLAIM_MODES),

@@ -1,14 +1,21 @@
-"""The parts of a restore that need no Spark: a file source's log cut at a position."""
+"""The parts of a restore that need no Spark: a file source's log cut at a position, what counts as damage."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cairn.api.restore import _copy_source, _positions, find
-from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
+from cairn.api.restore import Source, _copy_source, _positions, damage, find, restore
+from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError, StorageError
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_key
+from cairn.storage import statefile
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import ManifestStore, Runs
+from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 
 def write_log(folder: Path, last: int, gone_before: int = 0) -> None:
@@ -91,3 +98,54 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         find(str(tmp_path / "chk-3"))
     with pytest.raises(NotFoundError, match="completed there: none"):
         find(f"file://{tmp_path}/chk-3/_metadata")
+
+
+def inlined_manifest(epoch: int) -> Manifest:
+    """Two epochs of inlined state: the bytes of the first lie in its own manifest."""
+    data, checksum = statefile.encode([])
+    handles = [StateHandle(e, 0, 15, len(data), checksum) for e in range(epoch + 1)]
+    operator = OperatorState("op", "Op", 1, "key string", [], handles)
+    return Manifest(
+        "job", "inc", epoch, f"c{epoch}", 1, epoch - 1, 16, "v1\n{}\n{}", 0, 0, [operator], [], {},
+        inlined={inline_key("op", 0): data},
+    )  # fmt: skip
+
+
+def test_a_lost_manifest_with_inlined_state_is_damage_unless_the_checkpoint_has_the_bytes(tmp_path: Path) -> None:
+    files = LocalFileSystem(str(tmp_path))
+    store = ManifestStore(files)
+    for epoch in range(2):
+        store.publish(inlined_manifest(epoch))
+    newest = inlined_manifest(1)
+    assert damage(files, newest, thorough=True) == ""
+    store.delete(0)
+    assert "epochs/00000000000000000000" in damage(files, newest)
+    info = CheckpointInfo(1, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
+    whole = Checkpoint(1, "job", "Job", 1, newest, info, inlined={0: inlined_manifest(0).inlined})
+    assert damage(files, newest, thorough=True, checkpoint=whole) == ""
+    lacking = Checkpoint(1, "job", "Job", 1, newest, info)
+    assert "not in the checkpoint" in damage(files, newest, checkpoint=lacking)
+
+
+def test_storage_that_fails_is_no_damage(tmp_path: Path) -> None:
+    """A job must not go back to an older state because a disk did not answer for a moment."""
+    handle = StateHandle(0, 0, 15, 3, "c", "shared/op/000000000000-1-0.state")
+    operator = OperatorState("op", "Op", 1, "key string", [], [handle])
+    manifest = msgspec.structs.replace(inlined_manifest(0), operators=[operator], inlined={})
+    plan = FaultPlan([Fault("error", operation="exists")])
+    files = FaultyFileSystem(LocalFileSystem(str(tmp_path)), plan)
+    with pytest.raises(StorageError):
+        damage(files, manifest)
+    assert "is missing" in damage(files, manifest)
+
+
+def test_a_missing_source_log_stops_a_restore(tmp_path: Path) -> None:
+    """Without it the file source would take everything that is there for read."""
+    files = LocalFileSystem(str(tmp_path / "jobs"))
+    info = CheckpointInfo(1, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
+    old = msgspec.structs.replace(inlined_manifest(0), offsets='v1\n{}\n{"logOffset":3}')
+    source = Source(files, Checkpoint(1, "job", "Job", 1, old, info))
+    run = Runs(files).take(1, 0)
+    with pytest.raises(CorruptFileError, match="sources/0 is missing"):
+        restore(source, files, run, "inc", "job")
+    assert ManifestStore(files).epochs() == [], "nothing was committed"

@@ -37,9 +37,9 @@ from cairn.api.spark import (
 )
 from cairn.api.stream import DataStream
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
-from cairn.coordinator.checkpoints import CheckpointCoordinator, CheckpointThread, JobFacts
+from cairn.coordinator.checkpoints import CheckpointCoordinator, JobFacts
 from cairn.coordinator.compaction import Compactor
-from cairn.coordinator.control import Control
+from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.restart import RestartPolicy
@@ -147,7 +147,7 @@ class StreamExecutionEnvironment:
         return self
 
     def set_default_savepoint_directory(self, path: str) -> StreamExecutionEnvironment:
-        """Where savepoints go when the one who asks for them names no directory."""
+        """Where savepoints go when the one who asks for them names no directory. There are no savepoints yet."""
         options = {"execution.checkpointing.savepoint-dir": path}
         self._settings = configuration.with_options(self._settings, options)
         return self

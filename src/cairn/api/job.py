@@ -16,8 +16,9 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 
 from cairn.api.recovery import Recovered
-from cairn.coordinator.checkpoints import CheckpointCoordinator, CheckpointThread
+from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.control import CheckpointThread
 from cairn.coordinator.epochs import EpochReport
 from cairn.coordinator.restart import RestartPolicy, worth_restarting
 from cairn.errors import (

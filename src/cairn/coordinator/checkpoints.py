@@ -1,8 +1,8 @@
 """The checkpoint coordinator: when a checkpoint starts, where it cuts, how it ends (docs/design/0002-checkpoints.md).
 
 `CheckpointCoordinator` decides. It is told of epochs by the epoch loop, of requests by anyone, of time by its clock;
-`step` does what is due and says when to come back. `CheckpointThread` calls it. Clock, store and snapshot runner are
-given, so that a test can play any order of events, and a seed can play it again.
+`step` does what is due and says when to come back; the thread in `coordinator/control.py` calls it. Clock, store and
+snapshot runner are given, so that a test can play any order of events, and a seed can play it again.
 
 Not known here: Spark, sinks, and how a job is restarted.
 """
@@ -13,15 +13,16 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from cairn.config import CheckpointSettings
+from cairn.coordinator.pending import CheckpointRequest, End, Pending, Snapshots
 from cairn.coordinator.statistics import Tasks, check_sizes, operator_stats
-from cairn.errors import CairnError, CheckpointFailedError, FencedError
+from cairn.errors import CairnError, FencedError
 from cairn.model.checkpoint import (
     Checkpoint,
     CheckpointInfo,
@@ -29,7 +30,7 @@ from cairn.model.checkpoint import (
     CheckpointType,
     FailureReason,
 )
-from cairn.model.manifest import Manifest, StateHandle
+from cairn.model.manifest import Manifest
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of
 from cairn.storage.manifests import ManifestStore, Runs
@@ -37,9 +38,6 @@ from cairn.storage.manifests import ManifestStore, Runs
 _log = logging.getLogger("cairn.checkpoint")
 _QUEUE = 1000
 _POLL_MS = 500
-
-Snapshots = Mapping[str, list[StateHandle]]
-"""The snapshots that replace the chain of each operator."""
 
 
 class Clock(Protocol):
@@ -59,62 +57,6 @@ class SnapshotRunner(Protocol):
 
     def cancel(self, number: int) -> None:
         """Give it up; `done` may still be called."""
-
-
-class CheckpointRequest:
-    """A checkpoint that somebody asked for."""
-
-    def __init__(self, full: bool, periodic: bool = False) -> None:
-        self.full = full
-        self.periodic = periodic
-        self._ended = threading.Event()
-        self._info: CheckpointInfo | None = None
-
-    def end(self, info: CheckpointInfo) -> None:
-        self._info = info
-        self._ended.set()
-
-    def wait(self, timeout: float | None = None) -> CheckpointInfo:
-        """The completed checkpoint. Raises `CheckpointFailedError` if it failed, `TimeoutError` if it takes longer."""
-        if not self._ended.wait(timeout) or self._info is None:
-            raise TimeoutError(f"the checkpoint has not ended within {timeout} s; it goes on")
-        if self._info.status is CheckpointStatus.FAILED:
-            raise CheckpointFailedError(self._info.failure, checkpoint=self._info.id)
-        return self._info
-
-
-@dataclass
-class _Pending:
-    number: int
-    request: CheckpointRequest
-    trigger_ms: int
-    deadline_ms: int
-    type: CheckpointType = CheckpointType.CHECKPOINT
-    waits_for: int | None = None
-    """The running epoch whose end is the cut."""
-    manifest: Manifest | None = None
-    tasks: Tasks = ()
-    in_flight: str = ""
-    writing: bool = False
-    async_since: int = 0
-    async_ms: float = 0.0
-    snapshots: Snapshots | None = None
-    error: Exception | None = None
-
-    @property
-    def ready(self) -> bool:
-        """The cut is made, and whatever had to be written is."""
-        return self.manifest is not None and (not self.request.full or self.snapshots is not None)
-
-
-@dataclass(frozen=True)
-class _End:
-    """A checkpoint that was given up, and what is still to be done about it, outside of the lock."""
-
-    pending: _Pending
-    info: CheckpointInfo
-    discard: bool
-    counts: bool
 
 
 @dataclass(frozen=True)
@@ -169,12 +111,12 @@ class CheckpointCoordinator:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[CheckpointRequest] = []
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._completed = store.all()
         self._doomed: list[Checkpoint] = []
         """No longer retained, but not deleted yet: still whole, so what they need must stay."""
         self._released: set[str] = set()
-        self._ends: list[_End] = []
+        self._ends: list[End] = []
         self._runs = Runs(store.files)
         self._next = store.next_number()
         self._failures = 0
@@ -245,7 +187,7 @@ class CheckpointCoordinator:
     def infos(self) -> list[CheckpointInfo]:
         """Checkpoints in progress, newest first."""
         with self._lock:
-            return [self._info(pending, CheckpointStatus.IN_PROGRESS) for pending in reversed(self._pending.values())]
+            return [pending.info(CheckpointStatus.IN_PROGRESS) for pending in reversed(self._pending.values())]
 
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
@@ -345,7 +287,7 @@ class CheckpointCoordinator:
             self._trigger(request, now)
 
     def _trigger(self, request: CheckpointRequest, now: int) -> None:
-        pending = _Pending(self._next, request, now, now + self._settings.timeout_ms)
+        pending = Pending(self._next, request, now, now + self._settings.timeout_ms)
         self._next += 1
         self._pending[pending.number] = pending
         _log.info(
@@ -367,18 +309,18 @@ class CheckpointCoordinator:
             if pending.manifest is None and now - pending.trigger_ms >= self._settings.aligned_timeout_ms:
                 self._cut_unaligned(pending)
 
-    def _cut_unaligned(self, pending: _Pending) -> None:
+    def _cut_unaligned(self, pending: Pending) -> None:
         if self._current is None or self._running is None:
             return  # nothing is committed yet: it waits for the first epoch
         pending.type = CheckpointType.UNALIGNED_CHECKPOINT
         self._cut(pending, in_flight=self._running[1])
 
-    def _cut(self, pending: _Pending, in_flight: str) -> None:
+    def _cut(self, pending: Pending, in_flight: str) -> None:
         pending.manifest = self._current
         pending.tasks = self._tasks
         pending.in_flight = in_flight
 
-    def _advance(self, pending: _Pending) -> None:
+    def _advance(self, pending: Pending) -> None:
         """Take a checkpoint whose cut is made one step further."""
         if pending.request.full and not pending.writing and pending.manifest is not None:
             pending.writing = True
@@ -391,7 +333,7 @@ class CheckpointCoordinator:
         elif pending.ready:
             self._finalize(pending)
 
-    def _snapshot_done(self, pending: _Pending, result: Snapshots | Exception) -> None:
+    def _snapshot_done(self, pending: Pending, result: Snapshots | Exception) -> None:
         if pending.number not in self._pending:
             self._discard(pending.number)  # given up meanwhile
             return
@@ -403,7 +345,7 @@ class CheckpointCoordinator:
                 pending.snapshots = result
             self._changed.notify_all()
 
-    def _finalize(self, pending: _Pending) -> None:
+    def _finalize(self, pending: Pending) -> None:
         if not self._is_owner():
             return
         failure: Exception | None = None
@@ -440,17 +382,17 @@ class CheckpointCoordinator:
         self.listeners.tell(self.listeners.completed, info.id)
         pending.request.end(info)
 
-    def _abort(self, pending: _Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
+    def _abort(self, pending: Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
         """Give a checkpoint up. Called with the lock held, so the work that it makes is left to `_settle`."""
         del self._pending[pending.number]
         info = msgspec.structs.replace(
-            self._info(pending, CheckpointStatus.FAILED), failure=why, reason=reason, end_ms=self._clock.now_ms()
+            pending.info(CheckpointStatus.FAILED), failure=why, reason=reason, end_ms=self._clock.now_ms()
         )
         self._last_end_ms = info.end_ms
         level = logging.INFO if reason in (FailureReason.SUBSUMED, FailureReason.SHUTDOWN) else logging.WARNING
         _log.log(level, "Checkpoint %d of job %s failed (%s): %s", info.id, self._facts.job_id, reason.value, why)
         self.notices.append((pending.number, False))
-        self._ends.append(_End(pending, info, discard, reason.counts and not self._closed))
+        self._ends.append(End(pending, info, discard, reason.counts and not self._closed))
 
     def _settle(self) -> None:
         """Do what ended checkpoints leave to do: clean up, tell, count. Without the lock: listeners are foreign."""
@@ -518,17 +460,7 @@ class CheckpointCoordinator:
 
     # What is told and kept.
 
-    def _info(self, pending: _Pending, status: CheckpointStatus) -> CheckpointInfo:
-        return CheckpointInfo(
-            id=pending.number,
-            status=status,
-            type=pending.type,
-            trigger_ms=pending.trigger_ms,
-            full=pending.request.full,
-            epoch=pending.manifest.epoch if pending.manifest is not None else -1,
-        )
-
-    def _checkpoint(self, pending: _Pending) -> Checkpoint:
+    def _checkpoint(self, pending: Pending) -> Checkpoint:
         manifest = pending.manifest
         assert manifest is not None
         if pending.snapshots is not None:
@@ -544,7 +476,7 @@ class CheckpointCoordinator:
             check_sizes(manifest, self._settings.max_state_size)
         before = self._completed[-1].manifest.epoch if self._completed else -1
         info = msgspec.structs.replace(
-            self._info(pending, CheckpointStatus.COMPLETED),
+            pending.info(CheckpointStatus.COMPLETED),
             end_ms=self._clock.now_ms(),
             path=f"{self._store.files.root}/chk-{pending.number}",
             operators=[
@@ -570,33 +502,3 @@ class CheckpointCoordinator:
             in_flight=pending.in_flight,
             inlined=inlined,
         )
-
-
-class CheckpointThread:
-    """Calls the coordinator until it is stopped."""
-
-    def __init__(self, coordinator: CheckpointCoordinator, between: Callable[[], None] = lambda: None) -> None:
-        self._coordinator = coordinator
-        self._between = between
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cairn-checkpoints", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._between()
-            except Exception:  # noqa: BLE001 - requests are one thing, the coordinator's own work another
-                _log.exception("requests could not be looked at")
-            try:
-                due = self._coordinator.step()
-            except Exception:  # noqa: BLE001 - the next round may do better; the stream must not suffer
-                _log.exception("the checkpoint coordinator stumbled; it goes on")
-                due = 1000.0
-            if not self._stop.is_set():
-                self._coordinator.wait(due)
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._coordinator.close()
-        self._thread.join(10)

@@ -1,4 +1,4 @@
-"""Requests to a running job, as files: whoever can write the job's directory can ask, without a port.
+"""The coordinator's thread, and requests to a running job as files: who can write its directory can ask, with no port.
 
 A request is `control/<name>` with a JSON document; the job answers with `control/<name>.done` and removes the request.
 Requests that were there before the run started are answered too; answers are removed by whoever asked, or after a day.
@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -68,6 +69,36 @@ class Control:
             self._files.delete(path)
         except (CairnError, OSError) as error:
             _log.warning("a request could not be answered: %s", error)
+
+
+class CheckpointThread:
+    """Calls the coordinator until it is stopped."""
+
+    def __init__(self, coordinator: CheckpointCoordinator, between: Callable[[], None] = lambda: None) -> None:
+        self._coordinator = coordinator
+        self._between = between
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cairn-checkpoints", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._between()
+            except Exception:  # noqa: BLE001 - requests are one thing, the coordinator's own work another
+                _log.exception("requests could not be looked at")
+            try:
+                due = self._coordinator.step()
+            except Exception:  # noqa: BLE001 - the next round may do better; the stream must not suffer
+                _log.exception("the checkpoint coordinator stumbled; it goes on")
+                due = 1000.0
+            if not self._stop.is_set():
+                self._coordinator.wait(due)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._coordinator.close()
+        self._thread.join(10)
 
 
 def ask(files: FileSystem, question: dict[str, Any], timeout: float) -> dict[str, Any] | None:

@@ -1,0 +1,84 @@
+"""A checkpoint on its way: who asked for it, how far it is, and what its end leaves to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cairn.coordinator.statistics import Tasks
+from cairn.errors import CheckpointFailedError
+from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.manifest import Manifest, StateHandle
+
+Snapshots = Mapping[str, list[StateHandle]]
+"""The snapshots that replace the chain of each operator."""
+
+
+class CheckpointRequest:
+    """A checkpoint that somebody asked for."""
+
+    def __init__(self, full: bool, periodic: bool = False) -> None:
+        self.full = full
+        self.periodic = periodic
+        self._ended = threading.Event()
+        self._info: CheckpointInfo | None = None
+
+    def end(self, info: CheckpointInfo) -> None:
+        self._info = info
+        self._ended.set()
+
+    def wait(self, timeout: float | None = None) -> CheckpointInfo:
+        """The completed checkpoint. Raises `CheckpointFailedError` if it failed, `TimeoutError` if it takes longer."""
+        if not self._ended.wait(timeout) or self._info is None:
+            raise TimeoutError(f"the checkpoint has not ended within {timeout} s; it goes on")
+        if self._info.status is CheckpointStatus.FAILED:
+            raise CheckpointFailedError(self._info.failure, checkpoint=self._info.id)
+        return self._info
+
+
+@dataclass
+class Pending:
+    """A checkpoint between its trigger and its end."""
+
+    number: int
+    request: CheckpointRequest
+    trigger_ms: int
+    deadline_ms: int
+    type: CheckpointType = CheckpointType.CHECKPOINT
+    waits_for: int | None = None
+    """The running epoch whose end is the cut."""
+    manifest: Manifest | None = None
+    tasks: Tasks = ()
+    in_flight: str = ""
+    writing: bool = False
+    async_since: int = 0
+    async_ms: float = 0.0
+    snapshots: Snapshots | None = None
+    error: Exception | None = None
+
+    @property
+    def ready(self) -> bool:
+        """The cut is made, and whatever had to be written is."""
+        return self.manifest is not None and (not self.request.full or self.snapshots is not None)
+
+    def info(self, status: CheckpointStatus) -> CheckpointInfo:
+        """What is told of it now."""
+        return CheckpointInfo(
+            id=self.number,
+            status=status,
+            type=self.type,
+            trigger_ms=self.trigger_ms,
+            full=self.request.full,
+            epoch=self.manifest.epoch if self.manifest is not None else -1,
+        )
+
+
+@dataclass(frozen=True)
+class End:
+    """A checkpoint that was given up, and what is still to be done about it, outside of the lock."""
+
+    pending: Pending
+    info: CheckpointInfo
+    discard: bool
+    counts: bool
