@@ -8,7 +8,7 @@ from cairn.model.manifest import StateSpec
 
 
 class TableFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One Parquet file of a state's table. `path` is relative to the savepoint; `checksum` is the xxh3-64 of all bytes."""
+    """One Parquet file of a state's table; `path` is relative to the savepoint, `checksum` the xxh3-64 of all bytes."""
 
     path: str
     size: int
