@@ -42,9 +42,10 @@ from cairn.state.files import StateFiles, changes_of
 from cairn.state.folder import FolderLock, StoreFolder, own_folder
 from cairn.state.memory_backend import MemoryBackend
 from cairn.storage import layout
+from cairn.storage.compaction import compact
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import Runs
-from cairn.storage.statefile import Section, StateFile
+from cairn.storage.statefile import Section, SectionInfo, StateFile
 
 _log = logging.getLogger("cairn.state")
 _DEFER_ROWS = 2_000_000
@@ -425,10 +426,17 @@ class _Opener:
         return backend, ()
 
     def _load(self, part: str, backend: StateBackend) -> None:
+        """Merge the chain key group by key group: each key is written once, and values in the order of their keys,
+        which is what a backend fills fastest and keeps in the best shape.
+        """
+
+        def mine(info: SectionInfo) -> bool:
+            return (info.kind == "value") == (part == VALUES)
+
         pending: list[TableChanges] = []
         rows = 0
-        for handle in self.chain:
-            for section in self._sections(part, [handle]):
+        for _, sections in compact(self._file, self.chain, self.groups, {}, 0, mine):
+            for section in sections:
                 pending.append(changes_of(section))
                 rows += section.data.num_rows
                 self.report.rows += section.data.num_rows
