@@ -58,6 +58,9 @@ def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
 
 def merged(tables: Sequence[pa.Table], entries: bool) -> pa.Table:
     """The rows that survive, oldest table first: newest value per key (and entry), removals applied and dropped."""
+    if len(tables) == 1 and not entries:  # a file has each key once
+        kept = tables[0].filter(pc.is_valid(tables[0].column("value")))
+        return sorted_table({name: kept.column(name) for name in kept.column_names})
     together = pa.concat_tables(tables).combine_chunks()
     keys = _codes(together.column("key"))
     places = np.arange(together.num_rows)
