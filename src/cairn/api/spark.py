@@ -299,6 +299,7 @@ class SparkSnapshots:
                 done(made)
             finally:
                 self._under_way.pop(number, None)
+                merged.value = []  # Spark keeps every accumulator; let it at least be an empty one
 
         threading.Thread(target=work, name=f"cairn-snapshot-{number}", daemon=True).start()
 
