@@ -54,7 +54,7 @@ def test_acknowledgements_come_in_one_by_one_and_alignment_is_the_wait_for_the_l
     lab.feed(ROWS[:40])
     env = lab.env(2, execution__checkpointing__incremental=True).set_trigger(processing_time="0 seconds")
     source = lab.source()
-    upstream = source.repartition(2).mapInArrow(uneven, source.schema)
+    upstream = source.repartition(2, "key").mapInArrow(uneven, source.schema)
     checked = env.from_df(upstream).key_by("key").process(OneSlow(str(gate)), OUTPUT, uid="oracle")
     checked.sink_to(FileSink(str(lab.folder / "output-oracle")), uid="out")
     job = env.execute_async("oracle")
