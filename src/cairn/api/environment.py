@@ -37,11 +37,12 @@ from cairn.api.spark import (
 )
 from cairn.api.stream import DataStream
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
-from cairn.coordinator.checkpoints import CheckpointCoordinator, JobFacts
+from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
+from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError
 from cairn.model import keygroups

@@ -12,17 +12,16 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
 from cairn.config import CheckpointSettings
-from cairn.coordinator.pending import CheckpointRequest, End, Pending, Snapshots
-from cairn.coordinator.statistics import Tasks, check_sizes, operator_stats
-from cairn.errors import CairnError, FencedError
+from cairn.coordinator.assembly import assembled, completed_info
+from cairn.coordinator.parties import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
+from cairn.coordinator.pending import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
+from cairn.coordinator.statistics import Tasks
+from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
     Checkpoint,
     CheckpointInfo,
@@ -40,50 +39,6 @@ _QUEUE = 1000
 _POLL_MS = 500
 
 
-class Clock(Protocol):
-    def now_ms(self) -> int: ...
-
-
-class SystemClock:
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-
-class SnapshotRunner(Protocol):
-    """Writes a full snapshot of a manifest's state into the folder of a checkpoint, beside the stream."""
-
-    def start(self, number: int, manifest: Manifest, done: Callable[[Snapshots | Exception], None]) -> None:
-        """Begin, and call `done` from any thread when all files are durable or it failed."""
-
-    def cancel(self, number: int) -> None:
-        """Give it up; `done` may still be called."""
-
-
-@dataclass(frozen=True)
-class JobFacts:
-    job_id: str
-    name: str
-    run: int
-
-
-Listener = Callable[[int], None]
-
-
-@dataclass
-class Listeners:
-    """Told of every end, on the coordinator's thread."""
-
-    completed: list[Listener] = field(default_factory=list)
-    aborted: list[Listener] = field(default_factory=list)
-
-    def tell(self, listeners: Sequence[Listener], number: int) -> None:
-        for listener in listeners:
-            try:
-                listener(number)
-            except Exception:  # noqa: BLE001 - a checkpoint is not undone by what somebody does on hearing of it
-                _log.exception("a checkpoint listener raised; the job goes on")
-
-
 class CheckpointCoordinator:
     """Decides about the checkpoints of one run. Methods may be called from any thread, `step` from one only."""
 
@@ -97,12 +52,16 @@ class CheckpointCoordinator:
         intolerable: Callable[[CheckpointInfo], None],
         clock: Clock | None = None,
         chance: random.Random | None = None,
+        savepoints: SavepointRunner | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._manifests = ManifestStore(store.files)
         self._facts = facts
         self._runner = runner
+        self._savepoints = savepoints
+        self._orders: dict[str, CheckpointRequest] = {}
+        """Savepoints that were asked for in this run, by the id of the request."""
         self._current = current
         self._tasks: Tasks = ()
         self._running: tuple[int, str] | None = None
@@ -184,10 +143,57 @@ class CheckpointCoordinator:
                 self._changed.notify_all()
         return request
 
+    def savepoint(self, order: SavepointOrder) -> CheckpointRequest:
+        """Ask for a savepoint. Asked again with the same request id, in this run or a later one, it is the same one."""
+        runner = self._savepoints
+        if runner is None:
+            raise CheckpointFailedError("this job cannot write savepoints")
+        request = CheckpointRequest(full=True, order=order)
+        with self._changed:
+            known = self._orders.get(order.request)
+            if known is not None and not known.failed:
+                return known
+            self._orders[order.request] = request
+        try:
+            found = runner.find(order)
+        except (CairnError, OSError) as error:
+            self._refuse(request, FailureReason.FINALIZE, str(error))
+            return request
+        if found is not None:
+            request.end(self._written_before(order, found.path, found.epoch, found.size))
+            return request
+        with self._changed:
+            if self._closed:
+                self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
+            elif len(self._queue) >= _QUEUE:
+                self._refuse(request, FailureReason.TOO_MANY, f"{_QUEUE} requests are waiting already")
+            else:
+                self._queue.insert(0, request)
+                self._changed.notify_all()
+        return request
+
+    def _written_before(self, order: SavepointOrder, path: str, epoch: int, size: int) -> CheckpointInfo:
+        """What is told of a savepoint that an earlier request with the same id made."""
+        for info in self._store.history():
+            if info.request == order.request and info.path == path:
+                return info
+        now = self._clock.now_ms()
+        return CheckpointInfo(
+            0, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT, now, full=True, epoch=epoch, end_ms=now,
+            path=path, request=order.request, savepoint_bytes=size,
+        )  # fmt: skip
+
     def infos(self) -> list[CheckpointInfo]:
         """Checkpoints in progress, newest first."""
         with self._lock:
-            return [pending.info(CheckpointStatus.IN_PROGRESS) for pending in reversed(self._pending.values())]
+            return [self._in_progress(pending) for pending in reversed(self._pending.values())]
+
+    def _in_progress(self, pending: Pending) -> CheckpointInfo:
+        info = pending.info(CheckpointStatus.IN_PROGRESS)
+        if not pending.is_savepoint or self._savepoints is None or not pending.writing:
+            return info
+        done, parts = self._savepoints.progress(pending.number)
+        return msgspec.structs.replace(info, parts_done=done, parts=parts)
 
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
@@ -271,9 +277,15 @@ class CheckpointCoordinator:
                 text = f"Checkpoint {pending.number} expired before completing: its {what} took over "
                 self._abort(pending, FailureReason.EXPIRED, f"{text}{self._settings.timeout_ms} ms")
 
+    def _may_start(self, request: CheckpointRequest) -> bool:
+        """Savepoints are written one at a time, whatever checkpoints are under way; these do not wait for them."""
+        alike = sum(1 for pending in self._pending.values() if pending.is_savepoint == (request.order is not None))
+        return alike < (1 if request.order is not None else self._settings.max_concurrent)
+
     def _start_waiting(self, now: int) -> None:
-        while self._queue and len(self._pending) < self._settings.max_concurrent:
-            request = self._queue[0]
+        for request in list(self._queue):
+            if not self._may_start(request):
+                continue
             if request.periodic and self._last_end_ms is not None:
                 earliest = self._last_end_ms + self._settings.min_pause_ms
                 if now < earliest:
@@ -288,15 +300,17 @@ class CheckpointCoordinator:
 
     def _trigger(self, request: CheckpointRequest, now: int) -> None:
         pending = Pending(self._next, request, now, now + self._settings.timeout_ms)
+        if request.order is not None:
+            pending.type = CheckpointType.SAVEPOINT
         self._next += 1
         self._pending[pending.number] = pending
         _log.info(
             "Triggering checkpoint %d (type=%s) @ %d for job %s.",
-            pending.number, CheckpointType.CHECKPOINT.value, now, self._facts.job_id,
+            pending.number, pending.type.value, now, self._facts.job_id,
         )  # fmt: skip
         if self._running is None:
             self._cut(pending, in_flight="")
-        elif self._settings.unaligned and self._settings.aligned_timeout_ms == 0:
+        elif self._settings.unaligned and self._settings.aligned_timeout_ms == 0 and not pending.is_savepoint:
             self._cut_unaligned(pending)
         else:
             pending.waits_for = self._running[0]
@@ -306,6 +320,8 @@ class CheckpointCoordinator:
         if not self._settings.unaligned:
             return
         for pending in self._pending.values():
+            if pending.is_savepoint:
+                continue  # a savepoint is always aligned, as in Flink
             if pending.manifest is None and now - pending.trigger_ms >= self._settings.aligned_timeout_ms:
                 self._cut_unaligned(pending)
 
@@ -325,7 +341,7 @@ class CheckpointCoordinator:
         if pending.request.full and not pending.writing and pending.manifest is not None:
             pending.writing = True
             pending.async_since = self._clock.now_ms()
-            self._runner.start(pending.number, pending.manifest, lambda result: self._snapshot_done(pending, result))
+            self._start_writing(pending, pending.manifest)
         if pending.error is not None:
             with self._lock:
                 if pending.number in self._pending:
@@ -333,9 +349,22 @@ class CheckpointCoordinator:
         elif pending.ready:
             self._finalize(pending)
 
+    def _start_writing(self, pending: Pending, manifest: Manifest) -> None:
+        def done(result: Snapshots | Exception | None) -> None:
+            self._snapshot_done(pending, {} if result is None else result)
+
+        order = pending.request.order
+        if order is None:
+            self._runner.start(pending.number, manifest, done)
+        elif self._savepoints is not None:
+            self._savepoints.start(pending.number, manifest, order, done)
+
     def _snapshot_done(self, pending: Pending, result: Snapshots | Exception) -> None:
-        if pending.number not in self._pending:
-            self._discard(pending.number)  # given up meanwhile
+        if pending.number not in self._pending:  # given up meanwhile
+            if pending.is_savepoint:
+                self._cancel(pending)
+            else:
+                self._discard(pending.number)
             return
         with self._changed:
             pending.async_ms = self._clock.now_ms() - pending.async_since
@@ -348,9 +377,13 @@ class CheckpointCoordinator:
     def _finalize(self, pending: Pending) -> None:
         if not self._is_owner():
             return
+        if pending.is_savepoint:
+            self._finalize_savepoint(pending)
+            return
         failure: Exception | None = None
+        before = self._completed[-1].manifest.epoch if self._completed else -1
         try:
-            checkpoint = self._checkpoint(pending)
+            checkpoint = assembled(pending, self._settings, self._facts, self._manifests, self._clock.now_ms(), before)
             self._store.complete(checkpoint)
         except (CairnError, OSError) as error:
             failure = error
@@ -368,7 +401,7 @@ class CheckpointCoordinator:
             self._failures = 0
             self._last_end_ms = checkpoint.info.end_ms
             self._completed.append(checkpoint)
-            for older in [p for p in self._pending.values() if p.number < pending.number]:
+            for older in [p for p in self._pending.values() if p.number < pending.number and not p.is_savepoint]:
                 self._abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
             self._doomed += self._completed[: -self._settings.num_retained]
             self._completed = self._completed[-self._settings.num_retained :]
@@ -382,17 +415,50 @@ class CheckpointCoordinator:
         self.listeners.tell(self.listeners.completed, info.id)
         pending.request.end(info)
 
+    def _finalize_savepoint(self, pending: Pending) -> None:
+        """The last step of a savepoint. It is its owner's from here on: nothing here ever deletes it."""
+        if self._savepoints is None or pending.manifest is None:
+            return
+        try:
+            written = self._savepoints.complete(pending.number)
+        except (CairnError, OSError) as error:
+            with self._lock:
+                if pending.number in self._pending:
+                    self._abort(pending, FailureReason.FINALIZE, f"the savepoint could not be completed: {error}")
+            return
+        info = completed_info(pending, pending.manifest, written.path, self._clock.now_ms(), -1)
+        info = msgspec.structs.replace(info, savepoint_bytes=written.size)
+        with self._lock:
+            self._pending.pop(
+                pending.number, None
+            )  # the job may have ended meanwhile; the savepoint exists all the same
+        _log.info(
+            "Completed savepoint %d for job %s at %s (%d bytes, duration=%d ms, epoch %d).",
+            info.id, self._facts.job_id, info.path, written.size, info.duration_ms, info.epoch,
+        )  # fmt: skip
+        self._store.remember(info)
+        pending.request.end(info)
+
+    def _cancel(self, pending: Pending) -> None:
+        """Stop whoever writes for a checkpoint that was given up."""
+        if not pending.is_savepoint:
+            self._runner.cancel(pending.number)
+        elif self._savepoints is not None:
+            self._savepoints.cancel(pending.number)
+
     def _abort(self, pending: Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
         """Give a checkpoint up. Called with the lock held, so the work that it makes is left to `_settle`."""
         del self._pending[pending.number]
         info = msgspec.structs.replace(
             pending.info(CheckpointStatus.FAILED), failure=why, reason=reason, end_ms=self._clock.now_ms()
         )
-        self._last_end_ms = info.end_ms
+        if not pending.is_savepoint:
+            self._last_end_ms = info.end_ms
+            self.notices.append((pending.number, False))
         level = logging.INFO if reason in (FailureReason.SUBSUMED, FailureReason.SHUTDOWN) else logging.WARNING
         _log.log(level, "Checkpoint %d of job %s failed (%s): %s", info.id, self._facts.job_id, reason.value, why)
-        self.notices.append((pending.number, False))
-        self._ends.append(End(pending, info, discard, reason.counts and not self._closed))
+        counts = reason.counts and not self._closed and not pending.is_savepoint
+        self._ends.append(End(pending, info, discard and not pending.is_savepoint, counts))
 
     def _settle(self) -> None:
         """Do what ended checkpoints leave to do: clean up, tell, count. Without the lock: listeners are foreign."""
@@ -402,12 +468,13 @@ class CheckpointCoordinator:
         for end in ends:
             try:
                 if end.pending.writing:
-                    self._runner.cancel(end.info.id)
+                    self._cancel(end.pending)
                 if end.discard:
                     self._discard(end.info.id)
                 if not self._fenced:
                     self._store.remember(end.info)
-                self.listeners.tell(self.listeners.aborted, end.info.id)
+                if not end.pending.is_savepoint:
+                    self.listeners.tell(self.listeners.aborted, end.info.id)
             except Exception:  # noqa: BLE001 - whoever waits must hear of the end in any case
                 _log.exception("while giving up checkpoint %d", end.info.id)
             finally:
@@ -433,7 +500,8 @@ class CheckpointCoordinator:
         """A request that never became a checkpoint: it has no number and does not count."""
         now = self._clock.now_ms()
         _log.log(logging.DEBUG if request.periodic else logging.INFO, "no checkpoint is triggered: %s", why)
-        failed = CheckpointInfo(0, CheckpointStatus.FAILED, CheckpointType.CHECKPOINT, now, end_ms=now, failure=why)
+        kind = CheckpointType.CHECKPOINT if request.order is None else CheckpointType.SAVEPOINT
+        failed = CheckpointInfo(0, CheckpointStatus.FAILED, kind, now, end_ms=now, failure=why)
         request.end(msgspec.structs.replace(failed, reason=reason))
 
     def _discard(self, number: int) -> bool:
@@ -454,51 +522,6 @@ class CheckpointCoordinator:
             dues.append(self._next_periodic)
         for pending in self._pending.values():
             dues.append(pending.deadline_ms)
-            if pending.manifest is None and self._settings.unaligned:
+            if pending.manifest is None and self._settings.unaligned and not pending.is_savepoint:
                 dues.append(pending.trigger_ms + self._settings.aligned_timeout_ms)
         return max(1, min(dues) - now)
-
-    # What is told and kept.
-
-    def _checkpoint(self, pending: Pending) -> Checkpoint:
-        manifest = pending.manifest
-        assert manifest is not None
-        if pending.snapshots is not None:
-            operators = [
-                msgspec.structs.replace(operator, chain=list(pending.snapshots[operator.uid]))
-                for operator in manifest.operators
-            ]
-            manifest = msgspec.structs.replace(manifest, operators=operators, inlined={})
-        inlined = {}
-        for epoch in manifest.inline_epochs() - {manifest.epoch}:
-            inlined[epoch] = self._manifests.load(epoch).inlined
-        if self._settings.storage == "jobmanager":
-            check_sizes(manifest, self._settings.max_state_size)
-        before = self._completed[-1].manifest.epoch if self._completed else -1
-        info = msgspec.structs.replace(
-            pending.info(CheckpointStatus.COMPLETED),
-            end_ms=self._clock.now_ms(),
-            path=f"{self._store.files.root}/chk-{pending.number}",
-            operators=[
-                operator_stats(
-                    operator,
-                    manifest.max_parallelism,
-                    pending.tasks,
-                    pending.trigger_ms,
-                    pending.request.full,
-                    pending.async_ms,
-                    before,
-                )
-                for operator in manifest.operators
-            ],
-        )
-        return Checkpoint(
-            id=pending.number,
-            job_id=self._facts.job_id,
-            name=self._facts.name,
-            run=self._facts.run,
-            manifest=manifest,
-            info=info,
-            in_flight=pending.in_flight,
-            inlined=inlined,
-        )
