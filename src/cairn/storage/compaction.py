@@ -53,6 +53,8 @@ def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
 
 def merged(tables: Sequence[pa.Table], entries: bool) -> pa.Table:
     """The rows that survive, oldest table first: newest value per key (and entry), removals applied and dropped."""
+    if len(tables) == 1 and _is_merged(tables[0], entries):
+        return tables[0]
     together = pa.concat_tables(tables).combine_chunks()
     age = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
     keys = _codes(together.column("key"))
@@ -76,6 +78,17 @@ def merged(tables: Sequence[pa.Table], entries: bool) -> pa.Table:
     return sorted_table({name: kept.column(name) for name in kept.column_names})
 
 
+def _is_merged(table: pa.Table, entries: bool) -> bool:
+    """Whether a table holds no removals and is in the order of snapshots, as the sections of a snapshot are."""
+    if table.column("value").null_count or (entries and table.column("entry").null_count):
+        return False
+    if entries or table.num_rows < 2:
+        return True  # sections with entries are sorted in deltas, too
+    keys = table.column("key").combine_chunks()
+    keys = keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys
+    return bool(pc.all(pc.less(keys[:-1], keys[1:])).as_py())
+
+
 def _codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     encoded = encoded.dictionary_encode()
@@ -90,12 +103,18 @@ def compact(
     groups: KeyGroupRange,
     specs: Mapping[str, StateSpec],
     now_ms: int,
+    states: Sequence[str] | None = None,
 ) -> Iterator[tuple[KeyGroupRange, list[Section]]]:
-    """The merged sections of a range, in portions of about `FILE_BYTES`, each with the groups that it covers."""
+    """The merged sections of a range, in portions of about `FILE_BYTES`, each with the groups that it covers.
+
+    `states` names the states that are wanted; without it all are.
+    """
     opened: dict[tuple[str, str, str, bool], list[_OpenSection]] = {}
     for handle in handles:
         file = open_file(handle)
         for info in file.sections:
+            if states is not None and info.table not in states:
+                continue
             identity = (info.table, info.kind, info.storage, info.ttl)
             opened.setdefault(identity, []).append(_OpenSection(file, info))
     portion: list[Section] = []

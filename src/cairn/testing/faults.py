@@ -20,7 +20,7 @@ from cairn.storage.filesystem import FileInfo, FileSystem
 _Infos = list[FileInfo]
 _Names = list[str]
 KINDS = ("error", "full", "crash", "torn")
-OPERATIONS = ("create", "read", "exists", "list", "walk", "folders", "delete", "prune", "move")
+OPERATIONS = ("create", "read", "exists", "list", "walk", "folders", "delete", "prune", "move", "rename")
 
 
 class Crash(BaseException):
@@ -182,6 +182,11 @@ class FaultyFileSystem:
         self.inner.move(source, target)
         self._changes += [(self.calls, source, before), (self.calls, target, None)]
         self._leave(fault, "move", source)
+
+    def rename(self, source: str, target: str) -> None:
+        fault = self._enter("rename", target)
+        self.inner.rename(source, target)
+        self._leave(fault, "rename", target)
 
     def _info(self, path: str) -> FileInfo | None:
         folder = path.rpartition("/")[0]
