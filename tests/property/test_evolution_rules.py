@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cairn.errors import IncompatibleStateError
 from cairn.model.ddl import parse_type
 from cairn.model.evolution import change
-from cairn.state.convert import Conversion, arrow_type
+from cairn.state.columns import arrow_type
+from cairn.state.convert import Conversion
 
 _WIDER = {"tinyint": "smallint", "smallint": "int", "int": "bigint", "float": "double"}
 _SCALARS = st.sampled_from(["tinyint", "smallint", "int", "bigint", "float", "double", "string", "date", "boolean"])

@@ -183,6 +183,11 @@ class CheckpointCoordinator:
             path=path, request=order.request, savepoint_bytes=size,
         )  # fmt: skip
 
+    def current_epoch(self) -> int:
+        """The newest committed epoch, -1 if there is none."""
+        with self._lock:
+            return self._current.epoch if self._current is not None else -1
+
     def infos(self) -> list[CheckpointInfo]:
         """Checkpoints in progress, newest first."""
         with self._lock:
