@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -73,7 +73,7 @@ COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 class StreamExecutionEnvironment:
     """A job in the making. Get one with `get_execution_environment`, execute it once."""
 
-    plan_hook: Callable[[RestorePlan], None] | None = None
+    plan_hook: ClassVar[Callable[[RestorePlan], None] | None] = None
     """Set by `cairn plan`: is given the plan instead of a start, and does not return."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
