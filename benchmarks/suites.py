@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks import checkpointing, jobs, spark_native
+from benchmarks import checkpointing, jobs, savepoint_jobs, spark_native
 from benchmarks.measure import Bench, Plan, Variant
 
 
@@ -60,6 +60,7 @@ SUITES = {
         once={"cold-start": jobs.cold_start},
     ),
     "checkpoints": Suite(checkpointing.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=checkpointing.fill),
+    "savepoints": Suite(savepoint_jobs.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=savepoint_jobs.fill),
 }
 
 
@@ -170,5 +171,17 @@ def checks(plan: Plan) -> list[Check]:
             "restart-spark", "checkpoints",
             f"restart with {plan.restart_keys:,} keys, local recovery, against Spark's RocksDB",
             "restart-warm", "restart-spark", "slower", 1.0,
+        ),
+        Check(
+            "savepoint", "savepoints", f"savepoint of {plan.stored:,} keys beside a stream that waits",
+            "savepoint", "", "plain", 1e6,
+        ),
+        Check(
+            "savepoint-stream", "savepoints", f"epochs while {plan.stored:,} keys are written as a savepoint against before",
+            "during-savepoint", "before-savepoint", "rate", 0.6,
+        ),
+        Check(
+            "restore-rescale", "savepoints", f"{plan.stored:,} keys restored from a savepoint, parallelism 2 to 8",
+            "restore-rescale", "", "plain", 8e5,
         ),
     ]  # fmt: skip

@@ -60,6 +60,7 @@ def _grown(draw: Any) -> tuple[str, str]:
 
 def _values(ddl: str) -> Any:
     dtype = parse_type(ddl)
+    made: Any
     if dtype.fields:
         made = st.fixed_dictionaries({name: _values(inner.ddl) for name, inner in dtype.fields})
     elif ddl.startswith("array<"):

@@ -186,7 +186,7 @@ class After(KeyedProcessFunction):
 
 
 def started(
-    lab: Lab, name: str, function: Any, output: str, uid: str = "op", extra: bool = False, **config: Any
+    lab: Lab, name: str, function: Any, output: str, uid: Any = "op", extra: Any = False, **config: Any
 ) -> JobHandle:
     options = {key.replace("__", ".").replace("_", "-"): value for key, value in config.items()}
     env = lab.env(3, **options).set_trigger(processing_time="0 seconds")
@@ -210,7 +210,7 @@ def test_other_code_and_other_types(lab: Lab) -> None:
     with pytest.raises(IncompatibleStateError, match="holds state of 'op'"):  # F10
         started(lab, "after", After(), output, uid="renamed", **{FROM: info.path})
     assert not (lab.jobs / "after").exists(), "a refused restore creates nothing"
-    options = {FROM: info.path, "cairn.restore.renames": renames}
+    options: dict[str, Any] = {FROM: info.path, "cairn.restore.renames": renames}
     job = started(lab, "after", After(), output, uid="renamed", extra=True, **options)
     processed(job, 60)
     job.cancel()

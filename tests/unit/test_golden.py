@@ -45,7 +45,7 @@ def test_golden_files_are_restored(tmp_path: Path, path: str, parallelism: int) 
             assert made.state("mean", key) == mine["total"] / len(mine["seen"])
             assert made.state("any", key) == {"n": mine["last"]}
         assert len(made.timers()) == 2 * len(ROWS)
-        made.push(("u0", 0, 1000))
+        made.push(("u0", 0, 100))
         made.run_epoch()
-        assert made.state("seen", ("u0", 0)) == [*model()["u0", 0]["seen"], 1000]
+        assert made.state("seen", ("u0", 0)) == [*model()["u0", 0]["seen"], 100]
     assert type(made.spec.function) is Golden

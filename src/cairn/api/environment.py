@@ -73,8 +73,8 @@ COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 class StreamExecutionEnvironment:
     """A job in the making. Get one with `get_execution_environment`, execute it once."""
 
-    plan_hook: ClassVar[Callable[[RestorePlan], None] | None] = None
-    """Set by `cairn plan`: is given the plan instead of a start, and does not return."""
+    plan_hooks: ClassVar[list[Callable[[RestorePlan], None]]] = []
+    """Of `cairn plan`: the last one is given the plan of a start, and ends the script before anything is started."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self.spark = spark
@@ -214,8 +214,8 @@ class StreamExecutionEnvironment:
             job_name, job_id, files.root, policy, settings.checkpoints.retention,
             settings.checkpoints.savepoint_dir, self._timers,
         )  # fmt: skip
-        if self.plan_hook is not None:
-            self.plan_hook(self._plan(files, settings))
+        if self.plan_hooks:
+            self.plan_hooks[-1](self._plan(files, settings))
         recovered = self._recover(handle, files, settings, groups)
         self._executed = True
         _sweep(files)

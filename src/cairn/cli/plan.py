@@ -31,14 +31,14 @@ def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: b
         made.append(plan)
         raise _Planned
 
-    StreamExecutionEnvironment.plan_hook = staticmethod(hook)
+    StreamExecutionEnvironment.plan_hooks.append(hook)
     try:
         code = run_job(job, args, config, debug=debug, out=out)
     except _Planned:
         show(made[0], out)
         return ExitCode.OK if not made[0].problems else ExitCode.INCOMPATIBLE
     finally:
-        StreamExecutionEnvironment.plan_hook = None
+        StreamExecutionEnvironment.plan_hooks.remove(hook)
     if code == ExitCode.OK:
         raise InvalidInputError(f"{job} ended without executing a job, so there is nothing to plan")
     return code
