@@ -177,7 +177,7 @@ def checks(plan: Plan) -> list[Check]:
             "savepoint", "", "plain", 1e6,
         ),
         Check(
-            "savepoint-stream", "savepoints", f"epochs while {plan.stored:,} keys are written as a savepoint against before",
+            "savepoint-stream", "savepoints", f"epochs during a savepoint of {plan.stored:,} keys against before",
             "during-savepoint", "before-savepoint", "rate", 0.6,
         ),
         Check(

@@ -340,7 +340,9 @@ class StreamExecutionEnvironment:
             recovered.manifest,
             intolerable,
             chance=random.Random(),
-            savepoints=SparkSavepoints(self.spark, files, facts, self._compact_interval()),
+            savepoints=SparkSavepoints(
+                self.spark, files, facts, self._compact_interval(), busy=lambda: handle._gate.busy
+            ),
         )
         retained = settings.checkpoints.num_retained
 

@@ -1,4 +1,8 @@
-"""Writes savepoints of a running job: Spark tasks in the background pool, many short ones, while the stream goes on."""
+"""Writes savepoints of a running job: Spark tasks in the background pool, many short ones, while the stream goes on.
+
+While an epoch runs, one task at a time is given to Spark, so that the stream always finds a free slot; while the stream
+rests, as many as there are slots.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -22,14 +26,15 @@ from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import CheckpointFailedError, InvalidInputError, from_traceback
 from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import Manifest, OperatorState
-from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile
+from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
 
-PIECES = 8
+PIECES = 16
 """Tasks for each subtask of an operator: short ones, so that the stream gets its turns."""
+_PAUSE = 0.01
 
 
 def target_directory(given: str | None, configured: str) -> str:
@@ -59,6 +64,7 @@ class _Writing:
 
     folder: SavepointFolder
     parts: int
+    done: int = 0
     metadata: SavepointMetadata | None = None
     given_up: bool = False
 
@@ -66,7 +72,16 @@ class _Writing:
 class SparkSavepoints:
     """`SavepointRunner` on Spark."""
 
-    def __init__(self, spark: SparkSession, files: LocalFileSystem, facts: JobFacts, compact_interval: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        files: LocalFileSystem,
+        facts: JobFacts,
+        compact_interval: int,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`busy` says whether an epoch is running now."""
+        self._busy = busy
         self._spark = spark
         self._files = files
         self._facts = facts
@@ -102,14 +117,10 @@ class SparkSavepoints:
         chains = [operator for operator in manifest.operators if operator.chain]
         pieces = {op.uid: min(manifest.max_parallelism, PIECES * op.parallelism) for op in chains}
         writing = self._writing[number] = _Writing(folder, sum(pieces.values()))
-        context = self._spark.sparkContext
-        context.setJobGroup(self._group(number), f"cairn savepoint {number}", interruptOnCancel=True)
-        context.setLocalProperty("spark.scheduler.pool", POOL)
         operators = []
         for operator in manifest.operators:
-            if writing.given_up:
-                raise CheckpointFailedError(f"savepoint {number} was given up", checkpoint=number)
-            operators.append(self._tables(manifest, operator, pieces.get(operator.uid, 0), folder.path))
+            work = _work(self._files.root, manifest, operator, pieces.get(operator.uid, 0), folder.path)
+            operators.append(assembled(operator, self._tables(number, writing, work)))
         writing.metadata = SavepointMetadata(
             id=number,
             job_id=self._facts.job_id,
@@ -136,14 +147,42 @@ class SparkSavepoints:
             dispose(left)
         return SavepointFolder.begin(order.directory, token)
 
-    def _tables(self, manifest: Manifest, operator: OperatorState, pieces: int, target: str) -> SavepointOperator:
-        told = msgspec.msgpack.encode(operator)
-        work = []
-        for index in range(pieces):
-            groups = key_group_range(index, pieces, manifest.max_parallelism)
-            work.append(TableWork(self._files.root, told, groups.start, groups.end, manifest.time_ms, target))
-        found = self._spark.sparkContext.parallelize(work, len(work)).map(write_tables).collect() if work else []
-        return assembled(operator, [raw for portion in found for raw in portion])
+    def _tables(self, number: int, writing: _Writing, work: Sequence[TableWork]) -> list[bytes]:
+        """Run the tasks, each as a Spark job of its own. Returns all that they wrote."""
+        todo = list(reversed(work))
+        written: list[bytes] = []
+        errors: list[Exception] = []
+
+        def run(first: bool) -> None:
+            context = self._spark.sparkContext
+            context.setJobGroup(self._group(number), f"cairn savepoint {number}", interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", POOL)
+            while todo and not errors and not writing.given_up:
+                if not first and self._busy():
+                    time.sleep(_PAUSE)
+                    continue
+                try:
+                    task = todo.pop()
+                except IndexError:  # another thread has taken the last one
+                    return
+                try:
+                    written.extend(context.parallelize([task], 1).flatMap(write_tables).collect())
+                    writing.done += 1
+                except Exception as error:  # noqa: BLE001 - raised below
+                    errors.append(error)
+
+        count = max(1, min(len(work), self._spark.sparkContext.defaultParallelism))
+        others = [threading.Thread(target=run, args=(False,), daemon=True) for _ in range(count - 1)]
+        for thread in others:
+            thread.start()
+        run(first=True)
+        for thread in others:
+            thread.join()
+        if writing.given_up:
+            raise CheckpointFailedError(f"savepoint {number} was given up", checkpoint=number)
+        if errors:
+            raise errors[0]
+        return written
 
     def _sources(self, manifest: Manifest, target: str) -> list[SourceFile]:
         """Copy what the sources had noted at the savepoint's positions."""
@@ -165,14 +204,7 @@ class SparkSavepoints:
         writing = self._writing.get(number)
         if writing is None:
             return 0, 0
-        tracker = self._spark.sparkContext.statusTracker()
-        done = 0
-        for job in tracker.getJobIdsForGroup(self._group(number)):
-            told = tracker.getJobInfo(job)
-            for stage in told.stageIds if told is not None else ():
-                info = tracker.getStageInfo(stage)
-                done += info.numCompletedTasks if info is not None else 0
-        return min(done, writing.parts), writing.parts
+        return writing.done, writing.parts
 
     def complete(self, number: int) -> WrittenSavepoint:
         writing = self._writing.pop(number, None)
@@ -191,6 +223,16 @@ class SparkSavepoints:
         if writing is not None:
             writing.given_up = True
             writing.folder.abort()
+
+
+def _work(job_dir: str, manifest: Manifest, operator: OperatorState, pieces: int, target: str) -> list[TableWork]:
+    """The tasks that write the tables of an operator: a range of key groups each."""
+    told = msgspec.msgpack.encode(operator)
+    made = []
+    for index in range(pieces):
+        groups = key_group_range(index, pieces, manifest.max_parallelism)
+        made.append(TableWork(job_dir, told, groups.start, groups.end, manifest.time_ms, target))
+    return made
 
 
 def _size(path: str, metadata: SavepointMetadata) -> int:
