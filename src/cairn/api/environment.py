@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from cairn import config as configuration
 from cairn.api.backends import BackendChoice
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
+from cairn.api.datasource import register
 from cairn.api.job import JobHandle
 from cairn.api.recovery import Recovered, recover
 from cairn.api.restore import COMPACT_INTERVAL
@@ -91,6 +92,7 @@ class StreamExecutionEnvironment:
             spark = local_session(settings.spark)
         if not hasattr(spark, "_jsparkSession"):
             raise InvalidInputError("cairn needs a classic Spark session; Spark Connect has no way to reach the tasks")
+        register(spark)
         return StreamExecutionEnvironment(spark, settings)
 
     def set_parallelism(self, parallelism: int) -> StreamExecutionEnvironment:
