@@ -22,6 +22,7 @@ from cairn import config as configuration
 from cairn.api.backends import BackendChoice
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.claims import release_claims
+from cairn.api.datasource import register
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
 from cairn.api.planning import JobShape, RestorePlan, make_plan
@@ -104,6 +105,7 @@ class StreamExecutionEnvironment:
             spark = local_session(settings.spark)
         if not hasattr(spark, "_jsparkSession"):
             raise InvalidInputError("cairn needs a classic Spark session; Spark Connect has no way to reach the tasks")
+        register(spark)
         return StreamExecutionEnvironment(spark, settings)
 
     def set_parallelism(self, parallelism: int) -> StreamExecutionEnvironment:

@@ -449,7 +449,8 @@ def _other_sources(text: str) -> IncompatibleStateError | None:
     return IncompatibleStateError(
         f"the job was started with {found.group(1)} source(s) and now has {found.group(2)}; their positions are kept "
         "by number, so it cannot go on. Read as many sources as before: a stream that feeds two branches counts twice, "
-        "and the first operator with on_timer adds one. The stored state is intact.",
+        "and the first operator with on_timer adds one. Or stop it with a savepoint and start from that: there, sources "
+        "may change. The stored state is intact.",
     )
 
 

@@ -1,8 +1,8 @@
 """What tasks of savepoints do in a worker: a range of key groups of one operator, from state files to tables and back.
 
 `write_tables` merges the operator's chain and writes Parquet parts; memory follows the largest key group. `load_tables`
-reads the rows of a savepoint and writes snapshots for a job; memory follows the largest key group, too. `table_rows` gives
-the rows of a chain without writing anything, for readers of checkpoints.
+reads the rows of a savepoint and writes snapshots for a job; memory follows the largest key group, too. `table_rows`
+gives the rows of a chain without writing anything, for readers of checkpoints.
 """
 
 from __future__ import annotations
@@ -85,8 +85,11 @@ class LoadWork:
 # From a chain to tables.
 
 
-def write_tables(work: TableWork) -> list[bytes]:
-    """Write the tables of one range. Returns encoded `WrittenPart`s; a state without rows in the range has none."""
+def write_tables(work: TableWork, uid: str = "") -> list[bytes]:
+    """Write the tables of one range. Returns encoded `WrittenPart`s; a state without rows in the range has none.
+
+    With `uid`, the tables are those of an operator that was renamed.
+    """
     operator = msgspec.msgpack.decode(work.operator, type=OperatorState)
     target = open_filesystem(work.target)
     keys = parse_columns(operator.key_type)
@@ -95,7 +98,7 @@ def write_tables(work: TableWork) -> list[bytes]:
         writer = writers.get(spec.name)
         if writer is None:
             columns, schema = table_schema(keys, spec)
-            writer = TableWriter(target, operator.uid, spec.name, schema, columns.key_group)
+            writer = TableWriter(target, uid or operator.uid, spec.name, schema, columns.key_group)
             writers[spec.name] = writer
         writer.add(table)
     return [
@@ -110,7 +113,7 @@ def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
     specs = {spec.name: spec for spec in operator.states}
     groups = KeyGroupRange(work.first_group, work.last_group)
     handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
-    for _, sections in compact(_opener(work, operator.uid), handles, groups, specs, work.time_ms, work.states):
+    for _, sections in compact(opener(work, operator.uid), handles, groups, specs, work.time_ms, work.states):
         portions: dict[str, list[Section]] = {}
         for section in sections:
             portions.setdefault(section.table, []).append(section)
@@ -128,7 +131,8 @@ def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
                 raise type(error)(f"operator '{operator.uid}', {error.message}", **error.facts) from error
 
 
-def _opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
+def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
+    """What opens the files of an operator's chain, and the bytes that are inlined instead."""
     files = open_filesystem(work.job_dir)
     state_files = StateFiles(files, None)
     if not work.checkpoint:
@@ -176,12 +180,13 @@ def checked_schema(operator: SavepointOperator, table: StateTable) -> pa.Schema:
         columns, schema = table_schema(keys, table.spec)
     except (CairnError, RecursionError) as error:
         raise IncompatibleStateError(
-            f"operator '{operator.uid}', state '{table.spec.name}': the savepoint names a type that this cairn does not "
-            f"know: {error}"
+            f"operator '{operator.uid}', state '{table.spec.name}': the savepoint names a type that this cairn does "
+            f"not know: {error}"
         ) from error
     if columns != table.columns:
         raise CorruptFileError(
-            f"operator '{operator.uid}', state '{table.spec.name}': the savepoint names other columns than such a state has"
+            f"operator '{operator.uid}', state '{table.spec.name}': the savepoint names other columns than such a state "
+            "has"
         )
     return schema
 
@@ -259,8 +264,8 @@ class _OpenTable:
         if outside:
             raise CorruptFileError(
                 f"{self._work.savepoint}: operator '{self._operator.uid}', state '{self._table.spec.name}': {outside} "
-                f"rows lie under key groups {groups.start} to {groups.end} and belong to others; write the savepoint anew "
-                "with Savepoint.with_keyed_state",
+                f"rows lie under key groups {groups.start} to {groups.end} and belong to others; write the savepoint "
+                "anew with Savepoint.with_keyed_state",
                 rows=outside,
             )
 

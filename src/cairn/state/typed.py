@@ -1,8 +1,8 @@
 """Sections of state files as typed tables, and back: the only place that knows both.
 
-A section has encoded keys, entries and values (`storage/statefile.py`); a table has the columns that people declared, one
-row per value, list element, map entry or timer (`docs/design/0003-savepoints.md`). Savepoints, restores and the offline
-API are built on these two directions:
+A section has encoded keys, entries and values (`storage/statefile.py`); a table has the columns that people declared,
+one row per value, list element, map entry or timer (`docs/design/0003-savepoints.md`). Savepoints, restores and the
+offline API are built on these two directions:
 
 * `to_table` keeps the order of the section. It needs nothing but the declaration that manifests keep.
 * `to_section` takes rows in any order, computes their key groups anew, sorts, and refuses what cannot be state: null

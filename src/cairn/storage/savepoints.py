@@ -16,7 +16,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -43,7 +43,6 @@ _HEAD = len(_MAGIC) + 1 + 8 + 4
 MAX_METADATA = 64 << 20
 _KINDS = ("value", "reducing", "aggregating", "list", "map", "timer")
 _LEFTOVER_SECONDS = 24 * 3600
-_PORTION = 8 << 20
 
 Progress = Callable[[int], None]
 """Told of bytes as they are done."""
@@ -246,9 +245,8 @@ def verify(path: str, progress: Progress | None = None) -> list[Problem]:
         if progress is not None:
             progress(file.size)
     known = {file.path for file in named_files(metadata)} | {layout.METADATA, layout.CLAIMED}
-    for info in open_filesystem(root).walk(""):
-        if info.path not in known:
-            problems.append(Problem(info.path, f"{os.path.join(root, info.path)} is not part of the savepoint"))
+    strange = [info.path for info in open_filesystem(root).walk("") if info.path not in known]
+    problems += [Problem(path, f"{os.path.join(root, path)} is not part of the savepoint") for path in strange]
     return problems
 
 
@@ -287,15 +285,18 @@ class SavepointFolder:
     def complete(self, metadata: SavepointMetadata, name: str = "") -> str:
         """Make the savepoint exist, under `name` in the target folder. Returns its path.
 
-        Every file that the metadata names must be there by now. After an error it does not exist.
+        Every file that the metadata names must be there by now; what it does not name is removed. After an error the
+        savepoint does not exist.
         """
         name = name or layout.savepoint_name(metadata.job_id, self.token)
         data = encode_savepoint(metadata)
         decode_savepoint(data, f"the metadata of {name}")
         here = {info.path: info.size for info in self._target.walk(self._name)}
         for file in named_files(metadata):
-            if here.get(f"{self._name}/{file.path}") != file.size:
+            if here.pop(f"{self._name}/{file.path}", None) != file.size:
                 raise StorageError(f"savepoint {name} cannot be completed: {file.path} is missing or has another size")
+        for stranger in here:  # what other attempts of the tasks wrote: readers of whole folders must not see it
+            self._target.delete(stranger)
         self._target.create(f"{self._name}/{layout.METADATA}", data)
         self._sync_folders()
         try:
@@ -391,24 +392,3 @@ def dispose(path: str, dry_run: bool = False, force: bool = False) -> Disposal:
         if not left:
             open_filesystem(parent).prune(name)
     return Disposal(root, [info.path for info in mine], sum(info.size for info in mine), left)
-
-
-def copied(source: str, file: TableFile | SourceFile, target: FileSystem, progress: Progress | None = None) -> None:
-    """Copy a verified file of one savepoint to the same place in another."""
-    target.create(file.path, memoryview(mapped(local_root(source), file)))
-    if progress is not None:
-        progress(file.size)
-
-
-def portions(files: list[TableFile], limit: int = _PORTION) -> Iterator[list[TableFile]]:
-    """Files in lists of about so many bytes, for tasks that copy."""
-    portion: list[TableFile] = []
-    size = 0
-    for file in files:
-        portion.append(file)
-        size += file.size
-        if size >= limit:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
