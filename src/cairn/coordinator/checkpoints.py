@@ -17,9 +17,10 @@ from collections.abc import Callable
 import msgspec
 
 from cairn.config import CheckpointSettings
-from cairn.coordinator.assembly import assembled, completed_info
+from cairn.coordinator.assembly import assembled
 from cairn.coordinator.parties import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
 from cairn.coordinator.pending import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
+from cairn.coordinator.savepoints import SavepointDesk
 from cairn.coordinator.statistics import Tasks
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
@@ -37,6 +38,7 @@ from cairn.storage.manifests import ManifestStore, Runs
 _log = logging.getLogger("cairn.checkpoint")
 _QUEUE = 1000
 _POLL_MS = 500
+_RUNNING = CheckpointStatus.IN_PROGRESS
 
 
 class CheckpointCoordinator:
@@ -59,14 +61,12 @@ class CheckpointCoordinator:
         self._manifests = ManifestStore(store.files)
         self._facts = facts
         self._runner = runner
-        self._savepoints = savepoints
-        self._orders: dict[str, CheckpointRequest] = {}
-        """Savepoints that were asked for in this run, by the id of the request."""
         self._current = current
         self._tasks: Tasks = ()
         self._running: tuple[int, str] | None = None
         self._intolerable = intolerable
         self._clock = clock or SystemClock()
+        self._desk = SavepointDesk(savepoints, store, self._clock) if savepoints is not None else None
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[CheckpointRequest] = []
@@ -132,56 +132,29 @@ class CheckpointCoordinator:
     def request(self, full: bool | None = None) -> CheckpointRequest:
         """Ask for a checkpoint; it starts as soon as the settings allow. `full` None means: as configured."""
         request = CheckpointRequest(not self._settings.incremental if full is None else full)
+        with self._lock:
+            place = sum(1 for waiting in self._queue if not waiting.periodic)
+        self._enqueue(request, place)
+        return request
+
+    def _enqueue(self, request: CheckpointRequest, place: int) -> None:
         with self._changed:
             if self._closed:
                 self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
             elif len(self._queue) >= _QUEUE:
                 self._refuse(request, FailureReason.TOO_MANY, f"{_QUEUE} requests are waiting already")
             else:
-                place = sum(1 for waiting in self._queue if not waiting.periodic)
                 self._queue.insert(place, request)
                 self._changed.notify_all()
-        return request
 
     def savepoint(self, order: SavepointOrder) -> CheckpointRequest:
         """Ask for a savepoint. Asked again with the same request id, in this run or a later one, it is the same one."""
-        runner = self._savepoints
-        if runner is None:
+        if self._desk is None:
             raise CheckpointFailedError("this job cannot write savepoints")
-        request = CheckpointRequest(full=True, order=order)
-        with self._changed:
-            known = self._orders.get(order.request)
-            if known is not None and not known.failed:
-                return known
-            self._orders[order.request] = request
-        try:
-            found = runner.find(order)
-        except (CairnError, OSError) as error:
-            self._refuse(request, FailureReason.FINALIZE, str(error))
-            return request
-        if found is not None:
-            request.end(self._written_before(order, found.path, found.epoch, found.size))
-            return request
-        with self._changed:
-            if self._closed:
-                self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
-            elif len(self._queue) >= _QUEUE:
-                self._refuse(request, FailureReason.TOO_MANY, f"{_QUEUE} requests are waiting already")
-            else:
-                self._queue.insert(0, request)
-                self._changed.notify_all()
+        request, fresh = self._desk.take(order)
+        if fresh:
+            self._enqueue(request, 0)
         return request
-
-    def _written_before(self, order: SavepointOrder, path: str, epoch: int, size: int) -> CheckpointInfo:
-        """What is told of a savepoint that an earlier request with the same id made."""
-        for info in self._store.history():
-            if info.request == order.request and info.path == path:
-                return info
-        now = self._clock.now_ms()
-        return CheckpointInfo(
-            0, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT, now, full=True, epoch=epoch, end_ms=now,
-            path=path, request=order.request, savepoint_bytes=size,
-        )  # fmt: skip
 
     def current_epoch(self) -> int:
         """The newest committed epoch, -1 if there is none."""
@@ -191,14 +164,8 @@ class CheckpointCoordinator:
     def infos(self) -> list[CheckpointInfo]:
         """Checkpoints in progress, newest first."""
         with self._lock:
-            return [self._in_progress(pending) for pending in reversed(self._pending.values())]
-
-    def _in_progress(self, pending: Pending) -> CheckpointInfo:
-        info = pending.info(CheckpointStatus.IN_PROGRESS)
-        if not pending.is_savepoint or self._savepoints is None or not pending.writing:
-            return info
-        done, parts = self._savepoints.progress(pending.number)
-        return msgspec.structs.replace(info, parts_done=done, parts=parts)
+            pending = list(reversed(self._pending.values()))
+        return [self._desk.in_progress(p) if self._desk is not None else p.info(_RUNNING) for p in pending]
 
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
@@ -358,11 +325,10 @@ class CheckpointCoordinator:
         def done(result: Snapshots | Exception | None) -> None:
             self._snapshot_done(pending, {} if result is None else result)
 
-        order = pending.request.order
-        if order is None:
+        if not pending.is_savepoint:
             self._runner.start(pending.number, manifest, done)
-        elif self._savepoints is not None:
-            self._savepoints.start(pending.number, manifest, order, done)
+        elif self._desk is not None:
+            self._desk.start(pending, manifest, done)
 
     def _snapshot_done(self, pending: Pending, result: Snapshots | Exception) -> None:
         if pending.number not in self._pending:  # given up meanwhile
@@ -422,24 +388,20 @@ class CheckpointCoordinator:
 
     def _finalize_savepoint(self, pending: Pending) -> None:
         """The last step of a savepoint. It is its owner's from here on: nothing here ever deletes it."""
-        if self._savepoints is None or pending.manifest is None:
+        if self._desk is None:
             return
         try:
-            written = self._savepoints.complete(pending.number)
+            info = self._desk.complete(pending)
         except (CairnError, OSError) as error:
             with self._lock:
                 if pending.number in self._pending:
                     self._abort(pending, FailureReason.FINALIZE, f"the savepoint could not be completed: {error}")
             return
-        info = completed_info(pending, pending.manifest, written.path, self._clock.now_ms(), -1)
-        info = msgspec.structs.replace(info, savepoint_bytes=written.size)
         with self._lock:
-            self._pending.pop(
-                pending.number, None
-            )  # the job may have ended meanwhile; the savepoint exists all the same
+            self._pending.pop(pending.number, None)  # the job may have ended meanwhile; the savepoint exists
         _log.info(
             "Completed savepoint %d for job %s at %s (%d bytes, duration=%d ms, epoch %d).",
-            info.id, self._facts.job_id, info.path, written.size, info.duration_ms, info.epoch,
+            info.id, self._facts.job_id, info.path, info.savepoint_bytes, info.duration_ms, info.epoch,
         )  # fmt: skip
         self._store.remember(info)
         pending.request.end(info)
@@ -448,8 +410,8 @@ class CheckpointCoordinator:
         """Stop whoever writes for a checkpoint that was given up."""
         if not pending.is_savepoint:
             self._runner.cancel(pending.number)
-        elif self._savepoints is not None:
-            self._savepoints.cancel(pending.number)
+        elif self._desk is not None:
+            self._desk.cancel(pending)
 
     def _abort(self, pending: Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
         """Give a checkpoint up. Called with the lock held, so the work that it makes is left to `_settle`."""
