@@ -20,11 +20,11 @@ from cairn.config import CheckpointSettings
 from cairn.coordinator.assembly import assembled
 from cairn.coordinator.parties import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
 from cairn.coordinator.pending import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
+from cairn.coordinator.retained import Retained
 from cairn.coordinator.savepoints import SavepointDesk
 from cairn.coordinator.statistics import Tasks
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
-    Checkpoint,
     CheckpointInfo,
     CheckpointStatus,
     CheckpointType,
@@ -32,7 +32,7 @@ from cairn.model.checkpoint import (
 )
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.cleanup import Pins, pins_of
+from cairn.storage.cleanup import Pins
 from cairn.storage.manifests import ManifestStore, Runs
 
 _log = logging.getLogger("cairn.checkpoint")
@@ -71,10 +71,7 @@ class CheckpointCoordinator:
         self._changed = threading.Condition(self._lock)
         self._queue: list[CheckpointRequest] = []
         self._pending: dict[int, Pending] = {}
-        self._completed = store.all()
-        self._doomed: list[Checkpoint] = []
-        """No longer retained, but not deleted yet: still whole, so what they need must stay."""
-        self._released: set[str] = set()
+        self._retained = Retained(store, facts.run, settings.num_retained)
         self._ends: list[End] = []
         self._runs = Runs(store.files)
         self._next = store.next_number()
@@ -170,11 +167,8 @@ class CheckpointCoordinator:
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
         with self._lock:
-            made = pins_of([*self._completed, *self._doomed])
             making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
-            epochs = made.epochs.union(*(m.inline_epochs() for m in making))
-            released, self._released = frozenset(self._released), set()
-            return Pins(epochs, made.files.union(*(m.files() for m in making)), released)
+            return self._retained.pins(making)
 
     # Done by the thread.
 
@@ -335,7 +329,7 @@ class CheckpointCoordinator:
             if pending.is_savepoint:
                 self._cancel(pending)
             else:
-                self._discard(pending.number)
+                self._retained.discard(pending.number)
             return
         with self._changed:
             pending.async_ms = self._clock.now_ms() - pending.async_since
@@ -352,7 +346,7 @@ class CheckpointCoordinator:
             self._finalize_savepoint(pending)
             return
         failure: Exception | None = None
-        before = self._completed[-1].manifest.epoch if self._completed else -1
+        before = self._retained.newest_epoch
         try:
             checkpoint = assembled(pending, self._settings, self._facts, self._manifests, self._clock.now_ms(), before)
             self._store.complete(checkpoint)
@@ -361,7 +355,7 @@ class CheckpointCoordinator:
         with self._lock:
             if pending.number not in self._pending:  # the job ended meanwhile
                 if failure is None:
-                    self._doomed.append(checkpoint)
+                    self._retained.doom(checkpoint)
                 return
             if failure is not None:
                 # A number that is taken belongs to another run's checkpoint, which is none of our business.
@@ -371,11 +365,9 @@ class CheckpointCoordinator:
             del self._pending[pending.number]
             self._failures = 0
             self._last_end_ms = checkpoint.info.end_ms
-            self._completed.append(checkpoint)
+            self._retained.add(checkpoint)
             for older in [p for p in self._pending.values() if p.number < pending.number and not p.is_savepoint]:
                 self._abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
-            self._doomed += self._completed[: -self._settings.num_retained]
-            self._completed = self._completed[-self._settings.num_retained :]
             self.notices.append((pending.number, True))
         info = checkpoint.info
         _log.info(
@@ -431,13 +423,12 @@ class CheckpointCoordinator:
         """Do what ended checkpoints leave to do: clean up, tell, count. Without the lock: listeners are foreign."""
         with self._lock:
             ends, self._ends = self._ends, []
-            doomed = list(self._doomed)
         for end in ends:
             try:
                 if end.pending.writing:
                     self._cancel(end.pending)
                 if end.discard:
-                    self._discard(end.info.id)
+                    self._retained.discard(end.info.id)
                 if not self._fenced:
                     self._store.remember(end.info)
                 if not end.pending.is_savepoint:
@@ -448,11 +439,7 @@ class CheckpointCoordinator:
                 end.pending.request.end(end.info)
             if end.counts:
                 self._count(end.info)
-        for checkpoint in doomed:
-            if self._discard(checkpoint.id):
-                with self._lock:
-                    self._doomed.remove(checkpoint)
-                    self._released |= checkpoint.files()
+        self._retained.delete_doomed()
 
     def _count(self, info: CheckpointInfo) -> None:
         with self._lock:
@@ -470,18 +457,6 @@ class CheckpointCoordinator:
         kind = CheckpointType.CHECKPOINT if request.order is None else CheckpointType.SAVEPOINT
         failed = CheckpointInfo(0, CheckpointStatus.FAILED, kind, now, end_ms=now, failure=why)
         request.end(msgspec.structs.replace(failed, reason=reason))
-
-    def _discard(self, number: int) -> bool:
-        """Delete a checkpoint's folder; False if that did not work. A run that was overtaken deletes nothing."""
-        try:
-            self._runs.check(self._facts.run)
-            self._store.discard(number)
-        except FencedError:
-            return False
-        except (CairnError, OSError) as error:
-            _log.warning("cannot delete checkpoint %d, which is not needed any more: %s", number, error)
-            return False
-        return True
 
     def _next_due(self, now: int) -> float:
         dues = [now + _POLL_MS]
