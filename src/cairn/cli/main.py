@@ -40,7 +40,7 @@ RestoreOption = Annotated[
 ]
 LostOption = Annotated[
     bool,
-    typer.Option("--allow-non-restored-state", "-n", help="Drop stored state of operators that the job has no more."),
+    typer.Option("--allow-non-restored-state", help="Drop stored state of operators that the job has no more."),
 ]
 
 _DEBUG_VARIABLE = "CAIRN_DEBUG"
