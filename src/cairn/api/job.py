@@ -36,6 +36,7 @@ from cairn.errors import (
     from_traceback,
 )
 from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
@@ -150,9 +151,8 @@ class JobHandle:
         return stop(files, self._gate, coordinator, loop, order, self.run, self._timers, self._finish, timeout)
 
     def _order(self, directory: str | None, request_id: str | None, drain: bool = False) -> SavepointOrder:
-        return SavepointOrder(
-            target_directory(directory, self._savepoint_dir), request_id or uuid.uuid4().hex, drained=drain
-        )
+        request = layout.checked(request_id, "request id") if request_id is not None else uuid.uuid4().hex
+        return SavepointOrder(target_directory(directory, self._savepoint_dir), request, drained=drain)
 
     def _running(self, what: str) -> CheckpointCoordinator:
         coordinator = self._coordinator
