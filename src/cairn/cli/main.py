@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.cli.state_commands import add_to
 from cairn.errors import CairnError
 
 app = typer.Typer(
@@ -137,6 +138,9 @@ def checkpoint(
     from cairn.cli.checkpoints import take_checkpoint
 
     raise typer.Exit(take_checkpoint(job, directory, full, timeout, Output(as_json=as_json)))
+
+
+add_to(app)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Savepoints and checkpoints as one thing to read: operators, their states, and the rows of each state by key group.
 
-Nothing here needs Spark: the command line looks into snapshots with this module alone, and Spark tasks of the offline API
-call it for their range. A savepoint's rows come from its Parquet files, those of a checkpoint from its merged chain.
+Nothing here needs Spark: the command line looks into snapshots with this module alone, and Spark tasks of the offline
+API call it for their range. A savepoint's rows come from its Parquet files, those of a checkpoint from its chain.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class SnapshotOperator:
     def state(self, name: str | None) -> SnapshotState:
         """The state of a name; without a name, the only one."""
         if name is None:
-            return _only(self.states, f"operator '{self.uid}'", "state")
+            only: SnapshotState = _only(self.states, f"operator '{self.uid}'", "state")
+            return only
         found = self.states.get(TIMERS.get(name, name))
         if found is None:
             raise _missing(name, [state.name for state in self.states.values()], f"operator '{self.uid}'", "state")
@@ -150,7 +151,8 @@ class Snapshot:
 
     def operator(self, uid: str | None) -> SnapshotOperator:
         if uid is None:
-            return _only(self.operators, self.path, "operator")
+            only: SnapshotOperator = _only(self.operators, self.path, "operator")
+            return only
         found = self.operators.get(uid)
         if found is None:
             raise _missing(uid, list(self.operators), self.path, "operator")
@@ -324,9 +326,8 @@ def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotSta
     found = []
     if isinstance(origin, FileRows):
         for part in origin.parts(groups):
-            for at in part.row_groups(groups):
-                if _may_hold(part, at, state.columns.keys, scalars):
-                    found.append(_matching(part.read(at), state.columns.keys, scalars))
+            hits = [at for at in part.row_groups(groups) if _may_hold(part, at, state.columns.keys, scalars)]
+            found += [_matching(part.read(at), state.columns.keys, scalars) for at in hits]
     else:
         found = [_matching(table, state.columns.keys, scalars) for table in origin.rows(groups)]
     return pa.concat_tables(found) if found else state.schema.empty_table()
