@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks import checkpointing, jobs, spark_native
+from benchmarks import checkpointing, jobs, savepoints, spark_native
 from benchmarks.measure import Bench, Plan, Variant
 
 
@@ -60,6 +60,7 @@ SUITES = {
         once={"cold-start": jobs.cold_start},
     ),
     "checkpoints": Suite(checkpointing.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=checkpointing.fill),
+    "savepoints": Suite(savepoints.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=savepoints.fill),
 }
 
 
@@ -170,5 +171,13 @@ def checks(plan: Plan) -> list[Check]:
             "restart-spark", "checkpoints",
             f"restart with {plan.restart_keys:,} keys, local recovery, against Spark's RocksDB",
             "restart-warm", "restart-spark", "slower", 1.0,
+        ),
+        Check(
+            "savepoint-diff", "savepoints", f"diff of two savepoints of {plan.stored:,} keys against a full outer join",
+            "savepoint-diff", "savepoint-join", "slower", 2.0,
+        ),
+        Check(
+            "savepoint-lookup", "savepoints", f"lookups of one key of {plan.stored:,} in a second",
+            "savepoint-lookup", "", "plain", 1.0,
         ),
     ]  # fmt: skip
