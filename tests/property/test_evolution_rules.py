@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cairn.errors import IncompatibleStateError
 from cairn.model.ddl import parse_type
 from cairn.model.evolution import change
-from cairn.state.convert import Conversion, arrow_type
+from cairn.state.columns import arrow_type
+from cairn.state.convert import Conversion
 
 _WIDER = {"tinyint": "smallint", "smallint": "int", "int": "bigint", "float": "double"}
 _SCALARS = st.sampled_from(["tinyint", "smallint", "int", "bigint", "float", "double", "string", "date", "boolean"])
@@ -59,6 +60,7 @@ def _grown(draw: Any) -> tuple[str, str]:
 
 def _values(ddl: str) -> Any:
     dtype = parse_type(ddl)
+    made: Any
     if dtype.fields:
         made = st.fixed_dictionaries({name: _values(inner.ddl) for name, inner in dtype.fields})
     elif ddl.startswith("array<"):

@@ -84,6 +84,11 @@ class EpochGate:
             return self._wait_until_empty(grace)
 
     @property
+    def busy(self) -> bool:
+        """Whether an epoch is inside."""
+        return self._inside
+
+    @property
     def ended(self) -> bool:
         return self._state is _State.ENDED
 

@@ -76,11 +76,12 @@ def match_sources(stored: Sequence[str], positions: int, wanted: Sequence[str]) 
 
 
 def _by_number(positions: int, wanted: Sequence[str]) -> SourcePlan:
-    ticks = wanted[-1:] == [TICKS]
-    if positions not in (0, len(wanted)) and not (ticks and positions == len(wanted) - 1) and positions != len(wanted) + 1:
+    count = len(wanted)
+    ticks = bool(wanted) and wanted[-1] == TICKS
+    if positions not in (0, count, count - 1 if ticks else count + 1):  # the ticks may be new, or gone
         raise IncompatibleStateError(
             f"the snapshot has positions of {positions} source(s) and does not say what they read; the job has "
-            f"{len(wanted)}. Read as many as before: a stream that feeds two branches counts twice.",
+            f"{count}. Read as many as before: a stream that feeds two branches counts twice.",
             stored=positions,
         )
     return SourcePlan(tuple(SourceMatch(n, i if i < positions else None) for i, n in enumerate(wanted)))
@@ -111,7 +112,7 @@ def is_file_position(position: Any) -> bool:
 
 
 def copy_sources(sources: str, target: str, offsets: str, plan: SourcePlan | None, interval: int) -> None:
-    """The sources' own logs as they were at the positions of an entry, numbered as the plan says (None: as they are)."""
+    """The sources' own logs as they were at the positions of an entry, numbered as the plan says, if there is one."""
     positions = positions_of(offsets)
     pairs = (
         [(number, number) for number in range(len(positions))]

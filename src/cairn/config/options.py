@@ -146,6 +146,10 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "renames", readers.renames,
         "what uids and states of the snapshot are called now: old=new, uid.old-state=uid.new-state; default: none",
     ),
+    "cairn.restore.allow-pickled": (
+        "allow_pickled", readers.names,
+        "pickled states (uid.state, with commas) of another job's savepoint that may be opened; default: none",
+    ),
     "cairn.errors.show-values": ("show_values", readers.boolean, "show data in error messages; default false"),
 }  # fmt: skip
 ALIASES = {

@@ -150,3 +150,11 @@ def renames(value: Any) -> dict[str, str]:
     if twice:
         raise ValueError(f"two old names become {twice[0]!r}; each needs a new name of its own")
     return named
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """A list of names, or text with commas between them."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(f"expected names with commas between them, found {value!r}")
+    return tuple(str(name).strip() for name in given if str(name).strip())

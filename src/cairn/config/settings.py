@@ -80,6 +80,7 @@ class Settings:
     claim_mode: str = "NO_CLAIM"
     ignore_unclaimed: bool = False
     renames: Mapping[str, str] = field(default_factory=dict)
+    allow_pickled: tuple[str, ...] = ()
     compaction_chain: int = 32
     epochs_retained: int = 10
     show_values: bool = False

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -24,6 +25,9 @@ from cairn.storage.filesystem import FileSystem
 
 _log = logging.getLogger("cairn.checkpoint")
 _DONE = ".done"
+_TAKEN = ".taken"
+PATIENCE = 30.0
+"""Seconds after which a job that has not even taken a request up is held to be down."""
 _KEPT_SECONDS = 86_400.0
 
 Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo]]
@@ -59,7 +63,7 @@ class Control:
             if info.path.endswith(_DONE):
                 if info.modified < time.time() - _KEPT_SECONDS:
                     self._files.delete(info.path)
-            elif info.path not in self._taken:
+            elif info.path not in self._taken and not info.path.endswith(_TAKEN):
                 self._taken.add(info.path)
                 self._take(info.path)
 
@@ -78,6 +82,9 @@ class Control:
         except CairnError as error:
             self._answer(path, {"error": error.message})
             return
+
+        with suppress(FileExistsError, CairnError, OSError):
+            self._files.create(path + _TAKEN, b"")
 
         def wait() -> None:
             try:
@@ -101,6 +108,7 @@ class Control:
             except FileExistsError:  # answered before the job was killed, and asked again
                 self._files.delete(path + _DONE)
                 self._files.create(path + _DONE, msgspec.json.encode(answer))
+            self._files.delete(path + _TAKEN)
             self._files.delete(path)
         except (CairnError, OSError) as error:
             _log.warning("a request could not be answered: %s", error)
@@ -147,12 +155,15 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
             files.create(path, msgspec.json.encode(question))
         except FileExistsError:
             _log.info("request %s is waiting already", request)
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while time.monotonic() - began < timeout:
         if files.exists(path + _DONE):
             answer = msgspec.json.decode(files.read(path + _DONE), type=dict[str, Any])
             files.delete(path + _DONE)
             return answer
+        if time.monotonic() - began > PATIENCE and not files.exists(path + _TAKEN):
+            break
         time.sleep(0.05)
     files.delete(path)
+    files.delete(path + _TAKEN)
     return None

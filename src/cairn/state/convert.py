@@ -18,36 +18,7 @@ from cairn.errors import IncompatibleStateError
 from cairn.model.ddl import parse_type
 from cairn.model.evolution import ELEMENT, VALUE, change
 from cairn.model.types import DataType
-
-_ARROW = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "pickle": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
-
-
-def arrow_type(dtype: DataType) -> pa.DataType:
-    """The type of a column that holds values of a declared type."""
-    if dtype.ddl in _ARROW:
-        return _ARROW[dtype.ddl]
-    if dtype.fields:
-        return pa.struct([pa.field(name, arrow_type(inner)) for name, inner in dtype.fields])
-    if dtype.ddl.startswith("array<"):
-        return pa.list_(pa.field("element", arrow_type(dtype.items[0])))
-    if dtype.ddl.startswith("map<"):
-        return pa.map_(arrow_type(dtype.items[0]), arrow_type(dtype.items[1]))
-    precision, _, scale = dtype.ddl[8:-1].partition(",")
-    return pa.decimal128(int(precision), int(scale))
+from cairn.state.columns import arrow_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,8 @@ class TimerTable:
             fired += 1
             if most and fired > most:
                 raise StateMisuseError(
-                    f"more than {most} timers fired at the end of event time, so they seem to register each other without "
-                    "end; stop the job without drain, or register no timer when the watermark is at its end"
+                    f"more than {most} timers fired at the end of event time, so they seem to register each other "
+                    "without end; stop the job without drain, or register no timer when the watermark is at its end"
                 )
         self._slots.current[0] = None
         self._sweep = None

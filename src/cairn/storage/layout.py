@@ -10,6 +10,8 @@
     chk-<n>/<uid>-<name>.state    snapshots of a full checkpoint
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
+    claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
+    stopping/<request>            the job is being stopped with a savepoint
     tables/<name>/                data of `TableSink`
     spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
 
@@ -39,6 +41,8 @@ CONTROL = "control"
 METADATA = "_metadata"
 CLAIMED = "_claimed"
 SOURCES = "sources"
+CLAIMS = "claims"
+STOPPING = "stopping"
 
 _DIGITS = 20
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
@@ -106,6 +110,14 @@ def full_snapshot_path(number: int, uid: str, first_group: int, token: str) -> s
 
 def history_path(number: int) -> str:
     return f"{HISTORY}/{number:0{_DIGITS}d}"
+
+
+def claim_path(epoch: int) -> str:
+    return f"{CLAIMS}/{epoch:0{_DIGITS}d}"
+
+
+def stopping_path(request: str) -> str:
+    return f"{STOPPING}/{checked(request, 'request id')}"
 
 
 def number_of(path: str) -> int | None:
