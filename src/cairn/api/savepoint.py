@@ -21,7 +21,7 @@ import cairn
 from cairn.api.diff import diff_rows, diff_summary
 from cairn.api.frames import FrameRows, fit, frame_of, spark_schema, write_frame
 from cairn.api.sources import COMPACT_INTERVAL, copy_sources
-from cairn.errors import InvalidInputError
+from cairn.errors import CairnError, InvalidInputError, NotFoundError, from_traceback
 from cairn.model.ddl import parse_columns
 from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
@@ -99,9 +99,12 @@ class Savepoint:
         """
         allowed = [allow_pickled] if isinstance(allow_pickled, str) else list(allow_pickled)
         snapshot = open_snapshot(path)
+        there = [f"{op.uid}.{state.name}" for op in snapshot.operators.values() for state in op.states.values()]
         for name in allowed:
-            uid, _, state = name.partition(".")
-            snapshot.operator(uid).state(state)
+            if name not in there:
+                raise NotFoundError(
+                    f"allow_pickled names '{name}'; {snapshot.path} has {', '.join(there) or 'no state'}"
+                )
         return Savepoint(spark, snapshot, allowed)
 
     @staticmethod
@@ -305,8 +308,11 @@ class Savepoint:
                 version=cairn.__version__,
             )
             made = folder.complete(metadata, name)
-        except BaseException:
+        except BaseException as error:
             folder.abort()
+            told = None if isinstance(error, CairnError) else from_traceback(str(error))
+            if told is not None:
+                raise told from error
             raise
         return Savepoint(self._spark, open_snapshot(made), ())
 
