@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.cli.state_commands import add_to
 from cairn.errors import CairnError
 
 app = typer.Typer(
@@ -235,6 +236,9 @@ def stop(
     from cairn.cli.jobs import stop_job
 
     raise typer.Exit(stop_job(job, directory, target, drain, timeout, request, Output(as_json=as_json)))
+
+
+add_to(app)
 
 
 @app.command()
