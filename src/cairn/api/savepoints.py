@@ -1,7 +1,7 @@
 """Writes savepoints of a running job: Spark tasks in the background pool, many short ones, while the stream goes on.
 
-While an epoch runs, one task at a time is given to Spark, so that the stream always finds a free slot; while the stream
-rests, as many as there are slots.
+While an epoch runs, tasks take at most half of Spark's slots, so that the stream always finds free ones; while the
+stream rests, they take all.
 """
 
 from __future__ import annotations
@@ -153,12 +153,12 @@ class SparkSavepoints:
         written: list[bytes] = []
         errors: list[Exception] = []
 
-        def run(first: bool) -> None:
+        def run(eager: bool) -> None:
             context = self._spark.sparkContext
             context.setJobGroup(self._group(number), f"cairn savepoint {number}", interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", POOL)
             while todo and not errors and not writing.given_up:
-                if not first and self._busy():
+                if not eager and self._busy():
                     time.sleep(_PAUSE)
                     continue
                 try:
@@ -172,11 +172,10 @@ class SparkSavepoints:
                     errors.append(error)
 
         count = max(1, min(len(work), self._spark.sparkContext.defaultParallelism))
-        others = [threading.Thread(target=run, args=(False,), daemon=True) for _ in range(count - 1)]
-        for thread in others:
+        threads = [threading.Thread(target=run, args=(n < max(1, count // 2),), daemon=True) for n in range(count)]
+        for thread in threads:
             thread.start()
-        run(first=True)
-        for thread in others:
+        for thread in threads:
             thread.join()
         if writing.given_up:
             raise CheckpointFailedError(f"savepoint {number} was given up", checkpoint=number)
