@@ -14,6 +14,8 @@ _HOMES = {
     "cairn.api.environment": ("StreamExecutionEnvironment",),
     "cairn.api.stream": ("DataStream", "KeyedStream"),
     "cairn.api.job": ("JobHandle", "JobStatus"),
+    "cairn.api.savepoint": ("Savepoint",),
+    "cairn.api.datasource": ("register",),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
     "cairn.api.checkpointing": (
@@ -49,8 +51,10 @@ if TYPE_CHECKING:
         JobManagerCheckpointStorage,
         RestartStrategies,
     )
+    from cairn.api.datasource import register
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
+    from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream, KeyedStream
     from cairn.errors import (
@@ -130,6 +134,7 @@ __all__ = [
     "ReducingStateDescriptor",
     "RestartStrategies",
     "RuntimeContext",
+    "Savepoint",
     "StateMisuseError",
     "StateTtlConfig",
     "StateTypeError",
@@ -141,6 +146,7 @@ __all__ = [
     "Types",
     "UserFunctionError",
     "ValueStateDescriptor",
+    "register",
 ]
 
 
