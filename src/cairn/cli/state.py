@@ -211,7 +211,7 @@ def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, 
     """What changed from one snapshot to another. Exit code 0, whether something did or not."""
     first, second = open_snapshot(path), open_snapshot(other)
     pairs = _pairs(first, second, uid, state)
-    told = []
+    told: list[dict[str, Any]] = []
     for name, one, two in pairs:
         added = removed = changed = 0
         rows: list[dict[str, Any]] = []
