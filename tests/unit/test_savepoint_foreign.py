@@ -22,7 +22,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_duckdb_reads_every_table(tables: Path) -> None:
     def query(sql: str, state: str) -> list[tuple[object, ...]]:
-        return duckdb.sql(sql.format(f"read_parquet('{tables}/{state}/*.parquet')")).fetchall()
+        relation = duckdb.sql(sql.format(f"read_parquet('{tables}/{state}/*.parquet')"))
+        return relation.fetchall() if relation is not None else []
 
     columns = {
         "total": [("user", "VARCHAR"), ("shop", "INTEGER"), ("key_group", "INTEGER"), ("value", "BIGINT")],
