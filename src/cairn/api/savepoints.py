@@ -33,7 +33,9 @@ from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
 
 PIECES = 16
-"""Tasks for each subtask of an operator: short ones, so that the stream gets its turns."""
+"""Most tasks for each subtask of an operator: short ones, so that the stream gets its turns."""
+PIECE_ROWS = 200_000
+"""Rows that are worth a task of their own."""
 _PAUSE = 0.01
 
 
@@ -115,7 +117,7 @@ class SparkSavepoints:
     def _write(self, number: int, manifest: Manifest, order: SavepointOrder) -> None:
         folder = self._begin(order)
         chains = [operator for operator in manifest.operators if operator.chain]
-        pieces = {op.uid: min(manifest.max_parallelism, PIECES * op.parallelism) for op in chains}
+        pieces = {op.uid: _pieces(op, manifest.max_parallelism) for op in chains}
         writing = self._writing[number] = _Writing(folder, sum(pieces.values()))
         operators = []
         for operator in manifest.operators:
@@ -222,6 +224,11 @@ class SparkSavepoints:
         if writing is not None:
             writing.given_up = True
             writing.folder.abort()
+
+
+def _pieces(operator: OperatorState, groups: int) -> int:
+    rows = sum(handle.rows for handle in operator.chain)
+    return min(groups, PIECES * operator.parallelism, max(operator.parallelism, rows // PIECE_ROWS))
 
 
 def _work(job_dir: str, manifest: Manifest, operator: OperatorState, pieces: int, target: str) -> list[TableWork]:
