@@ -151,7 +151,7 @@ class World:
             offsets=LocalOffsets(str(self.root / "spark")),
             settings=self.settings,
             current=recovered.manifest,
-            compactor=Compactor(local_compaction(files.root, recovered.run.run), 2, 1, background=False),
+            compactor=Compactor(local_compaction(files.root, recovered.run.run), 2, background=False),
         )
         loop.hook = self.hook
         return loop

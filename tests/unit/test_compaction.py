@@ -175,7 +175,7 @@ def test_nothing_is_left_of_what_was_removed() -> None:
 def manifest(epoch: int, length: int) -> Manifest:
     chain = [StateHandle(e, 0, 127, 1, f"x{e}", f"f{e}") for e in range(length)]
     return Manifest(
-        "j", "i", epoch, "c", 1, epoch - 1, 128, "", 0, 0, [OperatorState("op", "op", 1, "k", [], chain)], [], {}
+        "j", "i", epoch, "c", 1, epoch - 1, 128, "", 0, 0, [OperatorState("op", "op", 3, "k", [], chain)], [], {}
     )
 
 
@@ -188,10 +188,10 @@ def test_long_chains_are_compacted_and_adopted_later() -> None:
 
     def job(given: Manifest, operator: OperatorState, ranges: Any) -> list[StateHandle]:
         asked.append(given.epoch)
-        assert [(r.start, r.end) for r in ranges] == [(0, 41), (42, 84), (85, 127)]
+        assert [(r.start, r.end) for r in ranges] == [(0, 42), (43, 85), (86, 127)]
         return [snapshot(given.epoch)]
 
-    compactor = Compactor(job, max_chain=4, parallelism=3, background=False)
+    compactor = Compactor(job, max_chain=4, background=False)
     compactor.consider(manifest(2, 3))
     assert asked == []
     compactor.consider(manifest(3, 4))
@@ -205,7 +205,7 @@ def test_long_chains_are_compacted_and_adopted_later() -> None:
 
 
 def test_a_compaction_of_a_chain_that_is_gone_is_dropped() -> None:
-    compactor = Compactor(lambda m, o, r: [snapshot(m.epoch)], 4, 1, background=False)
+    compactor = Compactor(lambda m, o, r: [snapshot(m.epoch)], 4, background=False)
     compactor.consider(manifest(3, 4))
     other = manifest(20, 6).operators[0].chain[2:]
     assert compactor.shortened("op", other, 100) == other
@@ -218,7 +218,7 @@ def test_a_failing_compaction_stops_nothing_and_is_tried_again_less_often() -> N
         asked.append(given.epoch)
         raise RuntimeError("no")
 
-    compactor = Compactor(job, 4, 1, background=False)
+    compactor = Compactor(job, 4, background=False)
     for epoch in range(3, 12):
         compactor.consider(manifest(epoch, epoch + 1))
     assert asked == [3, 7, 11]

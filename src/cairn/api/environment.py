@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from cairn import config as configuration
 from cairn.api.backends import BackendChoice
+from cairn.api.background import Background
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.claims import release_claims
 from cairn.api.datasource import register
@@ -296,9 +297,10 @@ class StreamExecutionEnvironment:
         spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
         steady = RetryingFileSystem(files)
-        compactor = Compactor(compaction_job(spark, files.root, run), settings.compaction_chain, settings.parallelism)
+        background = Background(spark, busy=lambda: handle._gate.busy)
+        compactor = Compactor(compaction_job(background, files.root, run), settings.compaction_chain)
         plans = [OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators]
-        coordinator = self._coordinator(handle, files, steady, recovered, settings, plans)
+        coordinator = self._coordinator(handle, files, steady, background, recovered, settings, plans)
         loop = EpochLoop(
             files=steady,
             identity=recovered.identity,
@@ -328,6 +330,7 @@ class StreamExecutionEnvironment:
         handle: JobHandle,
         files: LocalFileSystem,
         steady: FileSystem,
+        background: Background,
         recovered: Recovered,
         settings: Settings,
         plans: Sequence[OperatorPlan],
@@ -348,7 +351,7 @@ class StreamExecutionEnvironment:
             )
 
         facts = JobFacts(handle.job_id, handle.name, recovered.run.run)
-        snapshots = SparkSnapshots(self.spark, files.root, recovered.run.run)
+        snapshots = SparkSnapshots(self.spark, background, files.root, recovered.run.run)
         progress = EpochProgress(self.spark, self._acks(), recovered.run.run)
         coordinator = CheckpointCoordinator(
             settings.checkpoints,
@@ -358,9 +361,7 @@ class StreamExecutionEnvironment:
             recovered.manifest,
             intolerable,
             chance=random.Random(),
-            savepoints=SparkSavepoints(
-                self.spark, files, facts, self._compact_interval(), busy=lambda: handle._gate.busy
-            ),
+            savepoints=SparkSavepoints(self.spark, files, facts, self._compact_interval(), background),
             failover=handle.restarts > 0,
             insight=Insight(
                 [(plan.uid, plan.name, plan.parallelism) for plan in plans],

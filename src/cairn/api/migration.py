@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import msgspec
 from pyspark.sql import SparkSession
 
+from cairn.api.background import POOL
 from cairn.api.planning import OperatorRestore, RestorePlan
 from cairn.api.snapshots import Snapshot
-from cairn.api.spark import POOL
 from cairn.errors import InternalError, StorageError, from_traceback
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import StateHandle

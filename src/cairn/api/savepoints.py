@@ -1,8 +1,4 @@
-"""Writes savepoints of a running job: Spark tasks in the background pool, many short ones, while the stream goes on.
-
-While an epoch runs, tasks take at most half of Spark's slots, so that the stream always finds free ones; while the
-stream rests, they take all.
-"""
+"""Writes savepoints of a running job: Spark tasks in the background, while the stream goes on."""
 
 from __future__ import annotations
 
@@ -19,24 +15,18 @@ import msgspec
 import xxhash
 from pyspark.sql import SparkSession
 
+from cairn.api.background import Background
 from cairn.api.sources import copy_sources
-from cairn.api.spark import POOL
+from cairn.coordinator.compaction import ranges_of
 from cairn.coordinator.parties import JobFacts, WrittenSavepoint
 from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import CheckpointFailedError, InvalidInputError, from_traceback
-from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
-
-PIECES = 16
-"""Most tasks for each subtask of an operator: short ones, so that the stream gets its turns."""
-PIECE_ROWS = 200_000
-"""Rows that are worth a task of their own."""
-_PAUSE = 0.01
 
 
 def target_directory(given: str | None, configured: str) -> str:
@@ -80,10 +70,9 @@ class SparkSavepoints:
         files: LocalFileSystem,
         facts: JobFacts,
         compact_interval: int,
-        busy: Callable[[], bool] = lambda: False,
+        background: Background,
     ) -> None:
-        """`busy` says whether an epoch is running now."""
-        self._busy = busy
+        self._background = background
         self._spark = spark
         self._files = files
         self._facts = facts
@@ -116,13 +105,12 @@ class SparkSavepoints:
 
     def _write(self, number: int, manifest: Manifest, order: SavepointOrder) -> None:
         folder = self._begin(order)
-        chains = [operator for operator in manifest.operators if operator.chain]
-        pieces = {op.uid: _pieces(op, manifest.max_parallelism) for op in chains}
-        writing = self._writing[number] = _Writing(folder, sum(pieces.values()))
-        operators = []
-        for operator in manifest.operators:
-            work = _work(self._files.root, manifest, operator, pieces.get(operator.uid, 0), folder.path)
-            operators.append(assembled(operator, self._tables(number, writing, work)))
+        work = [_work(self._files.root, manifest, operator, folder.path) for operator in manifest.operators]
+        writing = self._writing[number] = _Writing(folder, sum(map(len, work)))
+        operators = [
+            assembled(operator, self._tables(number, writing, portion))
+            for operator, portion in zip(manifest.operators, work, strict=True)
+        ]
         writing.metadata = SavepointMetadata(
             id=number,
             job_id=self._facts.job_id,
@@ -150,40 +138,17 @@ class SparkSavepoints:
         return SavepointFolder.begin(order.directory, token)
 
     def _tables(self, number: int, writing: _Writing, work: Sequence[TableWork]) -> list[bytes]:
-        """Run the tasks, each as a Spark job of its own. Returns all that they wrote."""
-        todo = list(reversed(work))
-        written: list[bytes] = []
-        errors: list[Exception] = []
+        """Run the tasks. Returns all that they wrote."""
 
-        def run(eager: bool) -> None:
-            context = self._spark.sparkContext
-            context.setJobGroup(self._group(number), f"cairn savepoint {number}", interruptOnCancel=True)
-            context.setLocalProperty("spark.scheduler.pool", POOL)
-            while todo and not errors and not writing.given_up:
-                if not eager and self._busy():
-                    time.sleep(_PAUSE)
-                    continue
-                try:
-                    task = todo.pop()
-                except IndexError:  # another thread has taken the last one
-                    return
-                try:
-                    written.extend(context.parallelize([task], 1).flatMap(write_tables).collect())
-                    writing.done += 1
-                except Exception as error:  # noqa: BLE001 - raised below
-                    errors.append(error)
+        def finished(piece: int) -> None:
+            writing.done += 1
 
-        count = max(1, min(len(work), self._spark.sparkContext.defaultParallelism))
-        threads = [threading.Thread(target=run, args=(n < max(1, count // 2),), daemon=True) for n in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        written = self._background.run(
+            write_tables, work, self._group(number), f"cairn savepoint {number}", finished, lambda: writing.given_up
+        )
         if writing.given_up:
             raise CheckpointFailedError(f"savepoint {number} was given up", checkpoint=number)
-        if errors:
-            raise errors[0]
-        return written
+        return [raw for portion in written for raw in portion]
 
     def _sources(self, manifest: Manifest, target: str) -> list[SourceFile]:
         """Copy what the sources had noted at the savepoint's positions."""
@@ -226,19 +191,13 @@ class SparkSavepoints:
             writing.folder.abort()
 
 
-def _pieces(operator: OperatorState, groups: int) -> int:
-    rows = sum(handle.rows for handle in operator.chain)
-    return min(groups, PIECES * operator.parallelism, max(operator.parallelism, rows // PIECE_ROWS))
-
-
-def _work(job_dir: str, manifest: Manifest, operator: OperatorState, pieces: int, target: str) -> list[TableWork]:
+def _work(job_dir: str, manifest: Manifest, operator: OperatorState, target: str) -> list[TableWork]:
     """The tasks that write the tables of an operator: a range of key groups each."""
+    if not operator.chain:
+        return []
     told = msgspec.msgpack.encode(operator)
-    made = []
-    for index in range(pieces):
-        groups = key_group_range(index, pieces, manifest.max_parallelism)
-        made.append(TableWork(job_dir, told, groups.start, groups.end, manifest.time_ms, target))
-    return made
+    ranges = ranges_of(operator, manifest.max_parallelism)
+    return [TableWork(job_dir, told, groups.start, groups.end, manifest.time_ms, target) for groups in ranges]
 
 
 def _size(path: str, metadata: SavepointMetadata) -> int:

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,8 +18,10 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cairn.api.background import Background
 from cairn.api.sinks import BaseSink
-from cairn.errors import EpochFailedError, InvalidInputError
+from cairn.coordinator.compaction import ranges_of
+from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
 from cairn.runtime.compact import compact_range
@@ -26,9 +29,7 @@ from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.task import run_task
 
 PROPERTY = "cairn.epoch"
-POOL = "cairn-background"
 SINK_COLUMN = "__cairn_sink"
-_SNAPSHOT_PIECES = 8
 _QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.unsupportedOperationCheck": "false",
@@ -249,32 +250,26 @@ _NATIVE = {
 }
 
 
-def compaction_job(spark: SparkSession, job_dir: str, run: int) -> Any:
-    """The function by which a `Compactor` merges chains: one Spark task per range of key groups."""
+def compaction_job(background: Background, job_dir: str, run: int) -> Any:
+    """The function by which a `Compactor` merges chains: Spark tasks in the background, a range of key groups each."""
 
-    def job(
-        manifest: Manifest,
-        operator: OperatorState,
-        ranges: Sequence[KeyGroupRange],
-        checkpoint: int = 0,
-        done: Accumulator[list[bytes]] | None = None,
-    ) -> list[StateHandle]:
-        context = spark.sparkContext
-        uid = operator.uid
-
-        def merge(portion: tuple[str, int, int, bytes, int, int, int, int]) -> list[bytes]:
-            made = compact_range(portion)
-            if done is not None:
-                done.add([msgspec.msgpack.encode((uid, portion[4], portion[5]))])
-            return made
-
-        told = msgspec.msgpack.encode(operator)
-        work = [(job_dir, manifest.epoch, manifest.time_ms, told, r.start, r.end, run, checkpoint) for r in ranges]
-        context.setLocalProperty("spark.scheduler.pool", POOL)
-        found = context.parallelize(work, len(work)).map(merge).collect()
+    def job(manifest: Manifest, operator: OperatorState, ranges: Sequence[KeyGroupRange]) -> list[StateHandle]:
+        work = _merges(job_dir, manifest, operator, ranges, run, 0)
+        found = background.run(compact_range, work, f"cairn-compaction-{run}", f"cairn compaction of {operator.uid}")
         return [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
 
     return job
+
+
+_Merge = tuple[str, int, int, bytes, int, int, int, int]
+
+
+def _merges(
+    job_dir: str, manifest: Manifest, operator: OperatorState, ranges: Sequence[KeyGroupRange], run: int, number: int
+) -> list[_Merge]:
+    """What `compact_range` is told, for each range; with the number of a checkpoint for snapshots of its own."""
+    told = msgspec.msgpack.encode(operator)
+    return [(job_dir, manifest.epoch, manifest.time_ms, told, r.start, r.end, run, number) for r in ranges]
 
 
 def _groups(operator: OperatorState, index: int, manifest: Manifest) -> set[int]:
@@ -283,13 +278,15 @@ def _groups(operator: OperatorState, index: int, manifest: Manifest) -> set[int]
 
 
 class SparkSnapshots:
-    """Writes the snapshots of full checkpoints: a Spark job per operator, on a thread and in a job group of its own."""
+    """Writes the snapshots of full checkpoints in the background, on a thread and in a job group of its own."""
 
-    def __init__(self, spark: SparkSession, job_dir: str, run: int) -> None:
+    def __init__(self, spark: SparkSession, background: Background, job_dir: str, run: int) -> None:
         self._spark = spark
-        self._job = compaction_job(spark, job_dir, run)
+        self._background = background
+        self._job_dir = job_dir
+        self._run = run
         self._token = f"{run}-{uuid.uuid4().hex[:8]}"
-        self._under_way: dict[int, tuple[Manifest, Accumulator[list[bytes]]]] = {}
+        self._under_way: dict[int, _Snapshot] = {}
 
     def _group(self, number: int) -> str:
         return f"cairn-checkpoint-{self._token}-{number}"
@@ -297,44 +294,62 @@ class SparkSnapshots:
     def start(
         self, number: int, manifest: Manifest, done: Callable[[dict[str, list[StateHandle]] | Exception], None]
     ) -> None:
-        merged = collector(self._spark.sparkContext)
-        self._under_way[number] = (manifest, merged)
+        snapshot = self._under_way[number] = _Snapshot(manifest)
 
         def work() -> None:
             try:
-                context = self._spark.sparkContext
-                context.setJobGroup(self._group(number), f"cairn checkpoint {number}", interruptOnCancel=True)
-                made = {}
-                for operator in manifest.operators:
-                    # Many short tasks: the stream gets every other slot that comes free, and need not wait long for it.
-                    pieces = min(manifest.max_parallelism, _SNAPSHOT_PIECES * operator.parallelism)
-                    ranges = [key_group_range(i, pieces, manifest.max_parallelism) for i in range(pieces)]
-                    made[operator.uid] = self._job(manifest, operator, ranges, number, merged) if operator.chain else []
+                made = {operator.uid: self._merged(number, snapshot, operator) for operator in manifest.operators}
+                if snapshot.given_up:
+                    raise CheckpointFailedError(f"checkpoint {number} was given up", checkpoint=number)
             except Exception as error:  # noqa: BLE001 - told to the coordinator
                 done(error)
             else:
                 done(made)
             finally:
                 self._under_way.pop(number, None)
-                merged.value = []  # Spark keeps every accumulator; let it at least be an empty one
 
         threading.Thread(target=work, name=f"cairn-snapshot-{number}", daemon=True).start()
 
+    def _merged(self, number: int, snapshot: _Snapshot, operator: OperatorState) -> list[StateHandle]:
+        if not operator.chain:
+            return []
+        manifest = snapshot.manifest
+        ranges = ranges_of(operator, manifest.max_parallelism)
+
+        def finished(piece: int) -> None:
+            covered = snapshot.covered.setdefault(operator.uid, set())
+            covered.update(range(ranges[piece].start, ranges[piece].end + 1))
+
+        work = _merges(self._job_dir, manifest, operator, ranges, self._run, number)
+        group, what = self._group(number), f"cairn checkpoint {number}"
+        found = self._background.run(compact_range, work, group, what, finished, lambda: snapshot.given_up)
+        return [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
+
     def written(self, number: int) -> list[tuple[str, int]]:
         """The operators and subtasks all of whose key groups the snapshots cover so far."""
-        manifest, merged = self._under_way.get(number, (None, None))
-        if manifest is None or merged is None:
+        snapshot = self._under_way.get(number)
+        if snapshot is None:
             return []
-        covered: dict[str, set[int]] = {}
-        for raw in list(merged.value):
-            uid, first, last = msgspec.msgpack.decode(raw, type=tuple[str, int, int])
-            covered.setdefault(uid, set()).update(range(first, last + 1))
+        manifest = snapshot.manifest
         return [
             (operator.uid, index)
             for operator in manifest.operators
             for index in range(operator.parallelism)
-            if not operator.chain or _groups(operator, index, manifest) <= covered.get(operator.uid, set())
+            if not operator.chain or _groups(operator, index, manifest) <= snapshot.covered.get(operator.uid, set())
         ]
 
     def cancel(self, number: int) -> None:
+        snapshot = self._under_way.get(number)
+        if snapshot is not None:
+            snapshot.given_up = True
         self._spark.sparkContext.cancelJobGroup(self._group(number))
+
+
+@dataclass
+class _Snapshot:
+    """A full checkpoint on its way."""
+
+    manifest: Manifest
+    covered: dict[str, set[int]] = field(default_factory=dict)
+    """The key groups of each operator that are written."""
+    given_up: bool = False

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from cairn.model.keygroups import KeyGroupRange
+from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import DEFER_EPOCHS, Manifest, OperatorState, StateHandle
 
 _log = logging.getLogger("cairn.job")
@@ -19,14 +19,24 @@ _log = logging.getLogger("cairn.job")
 CompactionJob = Callable[[Manifest, OperatorState, Sequence[KeyGroupRange]], list[StateHandle]]
 """Merges the chain of an operator, range by range, and returns the snapshots. Supplied by the Spark side."""
 
+_MOST_PIECES = 16
+_PIECE_ROWS = 200_000
+"""Rows that are worth a task of their own."""
+
+
+def ranges_of(operator: OperatorState, max_parallelism: int) -> list[KeyGroupRange]:
+    """The key-group ranges that an operator's state is worked on in: short tasks where there is much, few elsewhere."""
+    rows = sum(handle.rows for handle in operator.chain)
+    count = min(max_parallelism, _MOST_PIECES * operator.parallelism, max(operator.parallelism, rows // _PIECE_ROWS))
+    return [key_group_range(index, count, max_parallelism) for index in range(count)]
+
 
 class Compactor:
     """One compaction at a time; `consider` and `shortened` are called by the epoch loop's thread only."""
 
-    def __init__(self, job: CompactionJob, max_chain: int, parallelism: int, background: bool = True) -> None:
+    def __init__(self, job: CompactionJob, max_chain: int, background: bool = True) -> None:
         self._job = job
         self._max_chain = max_chain
-        self._parallelism = parallelism
         self._background = background
         self._thread: threading.Thread | None = None
         self._finished: tuple[str, list[StateHandle], frozenset[StateHandle]] | None = None
@@ -50,11 +60,8 @@ class Compactor:
         self._thread.start()
 
     def _run(self, manifest: Manifest, operator: OperatorState) -> None:
-        count = min(self._parallelism, manifest.max_parallelism)
-        edges = [manifest.max_parallelism * i // count for i in range(count + 1)]
-        ranges = [KeyGroupRange(edges[i], edges[i + 1] - 1) for i in range(count)]
         try:
-            snapshots = self._job(manifest, operator, ranges)
+            snapshots = self._job(manifest, operator, ranges_of(operator, manifest.max_parallelism))
         except Exception as error:  # noqa: BLE001 - whatever it was, the chain is whole without it
             self._failures += 1
             _log.warning("compaction of operator %s failed, the chain stays as it is: %s", operator.uid, error)

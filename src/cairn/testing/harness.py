@@ -328,8 +328,7 @@ class KeyedProcessHarness:
             settings=self._settings,
             current=current,
             compactor=Compactor(
-                local_compaction(self.files.root, run.run), self._settings.compaction_chain, self.spec.parallelism,
-                background=False,
+                local_compaction(self.files.root, run.run), self._settings.compaction_chain, background=False
             ),
             listener=self.reports.append,
         )  # fmt: skip
