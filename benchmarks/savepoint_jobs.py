@@ -111,7 +111,8 @@ def _beside(bench: Bench, during: bool) -> Series:
     shutil.rmtree(info.path)
     reports = [report for report in job.epochs() if not report.rolled_forward]
     if during:
-        spent = [report.duration_ms for report in reports if first < report.epoch <= last]
+        # The epoch after the last committed one was running when the savepoint ended, and was slowed down, too.
+        spent = [report.duration_ms for report in reports if first < report.epoch <= last + 1]
     else:
         spent = [report.duration_ms for report in reports if report.epoch <= first][1:]
     return Series(bench.plan.touched, spent)
