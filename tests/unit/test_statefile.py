@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,22 @@ def test_a_lying_footer_is_bounded() -> None:
     file = StateFile(data, "it", digest.hexdigest(), len(data))
     with pytest.raises(CorruptFileError):
         contents(file)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_order_of_keys_is_that_of_their_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+    alphabet = [b"\x00\x01\xff", b"ab", bytes(range(256))][seed % 3]
+    start = rng.choice([b"", b"\x00\x07user-", b"x" * 40])
+    count = rng.choice([1, 63, 64, 500, 3000])
+    longest = rng.choice([1, 7, 8, 9, 30])
+    made = {start + bytes(rng.choices(alphabet, k=rng.randrange(longest + 1))) for _ in range(count)}
+    keys = rng.sample(sorted(made), len(made))
+    array = pa.array([b"before", *keys, b"after"], pa.binary())[1:-1]
+    assert array.take(statefile.key_order(array)).to_pylist() == sorted(keys)
+
+
+def test_the_order_of_keys_with_repetitions_and_of_none() -> None:
+    keys = [b"same key", b"same key", b"other"] * 100
+    assert pa.array(keys).take(statefile.key_order(pa.array(keys))).to_pylist() == sorted(keys)
+    assert len(statefile.key_order(pa.array([], pa.binary()))) == 0
