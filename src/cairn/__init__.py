@@ -12,7 +12,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cairn.api.environment": ("StreamExecutionEnvironment",),
-    "cairn.api.stream": ("DataStream", "KeyedStream"),
+    "cairn.api.keyed": ("KeyedStream",),
+    "cairn.api.stream": ("DataStream",),
     "cairn.api.job": ("JobHandle", "JobStatus"),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
@@ -34,6 +35,8 @@ _HOMES = {
         "AggregateFunction", "CheckpointListener", "KeyedProcessFunction", "ReduceFunction", "RuntimeContext",
         "TimeDomain",
     ),
+    "cairn.model.outputs": ("OutputTag",),
+    "cairn.model.simple": ("CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "MapFunction"),
     "cairn.model.types": ("Types",),
     "cairn.runtime.vectorised": ("BatchContext",),
 }  # fmt: skip
@@ -51,8 +54,9 @@ if TYPE_CHECKING:
     )
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
+    from cairn.api.keyed import KeyedStream
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
-    from cairn.api.stream import DataStream, KeyedStream
+    from cairn.api.stream import DataStream
     from cairn.errors import (
         CairnError,
         CheckpointFailedError,
@@ -86,6 +90,8 @@ if TYPE_CHECKING:
         RuntimeContext,
         TimeDomain,
     )
+    from cairn.model.outputs import OutputTag
+    from cairn.model.simple import CoFlatMapFunction, CoMapFunction, FilterFunction, FlatMapFunction, MapFunction
     from cairn.model.types import Types
     from cairn.runtime.vectorised import BatchContext
 
@@ -102,6 +108,8 @@ __all__ = [
     "CheckpointStatus",
     "CheckpointType",
     "CheckpointingMode",
+    "CoFlatMapFunction",
+    "CoMapFunction",
     "CorruptFileError",
     "DataStream",
     "EmbeddedRocksDBStateBackend",
@@ -110,6 +118,8 @@ __all__ = [
     "FencedError",
     "FileSink",
     "FileSystemCheckpointStorage",
+    "FilterFunction",
+    "FlatMapFunction",
     "ForeachEpochSink",
     "HashMapStateBackend",
     "IncompatibleStateError",
@@ -122,9 +132,11 @@ __all__ = [
     "KeyedStream",
     "ListStateDescriptor",
     "LmdbStateBackend",
+    "MapFunction",
     "MapStateDescriptor",
     "NoopSink",
     "NotFoundError",
+    "OutputTag",
     "PrintSink",
     "ReduceFunction",
     "ReducingStateDescriptor",

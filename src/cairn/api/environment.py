@@ -11,9 +11,10 @@ import shutil
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,11 +22,13 @@ from pyspark.sql import functions as F
 from cairn import config as configuration
 from cairn.api.backends import BackendChoice
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
+from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.job import JobHandle
 from cairn.api.recovery import Recovered, recover
 from cairn.api.restore import COMPACT_INTERVAL
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.spark import (
+    Reader,
     SparkCluster,
     SparkSnapshots,
     collector,
@@ -33,6 +36,7 @@ from cairn.api.spark import (
     local_session,
     query_settings,
     refuse_native_state,
+    sink_reader,
     tagged_union,
 )
 from cairn.api.stream import DataStream
@@ -221,17 +225,7 @@ class StreamExecutionEnvironment:
 
     def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:
         spark = self.spark
-        streams: list[DataStream] = []
-        for stream, _ in self._sinks:
-            if not any(stream.df is known.df for known in streams):
-                streams.append(stream)
-        sinks = [sink for _, sink in self._sinks]
-        tags: dict[str, int] = {}
-        frame = streams[0].df
-        if len(streams) > 1:
-            frame = tagged_union([stream.df for stream in streams])
-            for stream, sink in self._sinks:
-                tags[sink.uid] = next(i for i, known in enumerate(streams) if known.df is stream.df)
+        frame, readers = self._final_frame()
         manifest = recovered.manifest
         spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
@@ -242,8 +236,8 @@ class StreamExecutionEnvironment:
             identity=recovered.identity,
             run=recovered.run,
             operators=[OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators],
-            sinks=sinks,
-            cluster=SparkCluster(spark, self._acks(), tags),
+            sinks=[sink for _, sink in self._sinks],
+            cluster=SparkCluster(spark, self._acks(), readers),
             offsets=LocalOffsets(spark_folder),
             settings=settings,
             current=recovered.manifest,
@@ -258,6 +252,30 @@ class StreamExecutionEnvironment:
             query = writer.start()
         control = Control(files, coordinator)
         handle._attach(recovered, query, compactor, coordinator, CheckpointThread(coordinator, control.serve))
+
+    def _final_frame(self) -> tuple[DataFrame, dict[str, Reader]]:
+        """The frame of the whole job, and how each sink takes its rows out of it. Every function runs once in it."""
+        nodes = list(dict.fromkeys(stream.node for stream, _ in self._sinks))
+        for uid, times in Counter([*hidden_functions(nodes), *[f.uid for f in functions_of(nodes)]]).items():
+            if times > 1:
+                _log.warning(
+                    "operator %s runs %d times in every epoch, because its output was taken out as a DataFrame (.df) "
+                    "more than once or is read as a stream, too; use stream.transform(...) to have it run once",
+                    uid, times,
+                )  # fmt: skip
+        first = nodes[0]
+        if all(isinstance(n, Output) and isinstance(first, Output) and n.function is first.function for n in nodes):
+            assert isinstance(first, Output)
+            if first.function.sides:  # the sinks take their rows out of what the operator puts out
+                raw = Build().frame(first.function)
+                return raw, {sink.uid: cast(Output, stream.node).read for stream, sink in self._sinks}
+        shared = shared_functions(nodes)
+        again = shared or any(function.sides for function in functions_of(nodes))
+        plan = Build(shared)
+        frames = [plan.frame(node) if again else node.frame() for node in nodes]
+        if len(frames) == 1:
+            return frames[0], {}
+        return tagged_union(frames), {sink.uid: sink_reader(nodes.index(s.node)) for s, sink in self._sinks}
 
     def _coordinator(
         self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings
@@ -325,7 +343,7 @@ class StreamExecutionEnvironment:
 
     def _claim_uid(self, uid: str | None, base: str, what: str) -> str:
         if uid is None:
-            if not self._settings.auto_uids:
+            if not self._settings.auto_uids and what in ("operator", "sink"):  # the others keep nothing under it
                 raise InvalidInputError(f"the {what} '{base}' has no uid, and pipeline.auto-generate-uids is false")
             number = 1 + sum(1 for known in self._uids if known.startswith(f"auto-{base}-"))
             uid = f"auto-{base}-{number}"

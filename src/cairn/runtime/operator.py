@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,10 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
+from cairn.model.outputs import OutputTag
 from cairn.model.types import row_class
-from cairn.runtime.batches import KeyedChunk, OutputBuilder, event_times, joined, row_columns
+from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
+from cairn.runtime.outputs import SideSpec, output_builder
 from cairn.runtime.registry import StateRegistry
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
@@ -64,6 +67,26 @@ class OperatorSpec:
     backend: str = "lmdb"
     states: tuple[tuple[str, str], ...] = ()
     """Name and DDL of the value states that a vectorised function declared."""
+    kind: str = "process"
+    """Which operator runs the function, by its name in `runtime/kinds.py`."""
+    bare_in: bool = False
+    """Elements are the values of the one input column rather than rows."""
+    bare_out: bool = False
+    """The function puts out values of the one output column rather than rows."""
+    tagged: bool = False
+    """Rows go out tagged (`model/outputs.py`), because the output is read more than once or has side outputs."""
+    sides: tuple[SideSpec, ...] = ()
+    second: InputSpec | None = None
+    """The second input of an operator that has two; the first one is described by the operator itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One of two inputs: the names of its columns, where its event time is, and whether its elements are bare."""
+
+    columns: tuple[str, ...]
+    event_time: int = -1
+    bare: bool = False
 
 
 @dataclass(slots=True)
@@ -170,9 +193,11 @@ class TaskTimerService:
 class ElementContext:
     """`KeyedProcessFunction.Context` and `OnTimerContext` in one object, reused for every call."""
 
-    __slots__ = ("_codec", "_domain", "_slots", "_timers", "time")
+    __slots__ = ("_codec", "_domain", "_slots", "_timers", "aside", "time")
 
     def __init__(self, slots: KeySlots, codec: KeyCodec, timers: TaskTimerService) -> None:
+        self.aside: list[Any] = []
+        """What `output` was given, as it would have been yielded."""
         self._slots = slots
         self._codec = codec
         self._timers = timers
@@ -187,6 +212,9 @@ class ElementContext:
 
     def timer_service(self) -> TaskTimerService:
         return self._timers
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self.aside.append((tag, value))
 
     def time_domain(self) -> TimeDomain:
         if self._domain is None:
@@ -211,8 +239,8 @@ class ProcessOperator:
         self._function: KeyedProcessFunction = spec.function
         timers = TaskTimerService(registry, context)
         self._element = ElementContext(self._slots, codec, timers)
-        self._output = OutputBuilder(spec.uid, spec.output)
-        self._row = row_class(spec.columns)
+        self._output = output_builder(spec.uid, spec.output, spec.bare_out, spec.tagged, spec.sides, subtask)
+        self._row: Callable[[Any], Any] = itemgetter(0) if spec.bare_in else row_class(spec.columns)
         self.fired = 0
         runtime = TaskRuntimeContext(spec, subtask, attempt, registry, context.parameters)
         with self._explained("open()"):
@@ -253,6 +281,7 @@ class ProcessOperator:
         element._domain = None
         element.time = None
         self._timings.add("timers", since)
+        self._take_aside(outputs)
         if outputs:
             yield self._built(outputs)
 
@@ -267,6 +296,7 @@ class ProcessOperator:
         size = 0
         for start in range(0, batch.num_rows, SLICE_ROWS):
             outputs = self._process_slice(batch.slice(start, SLICE_ROWS), chunk.slots[start : start + SLICE_ROWS])
+            self._take_aside(outputs)
             if outputs:
                 held.append(self._built(outputs))
                 size += held[-1].nbytes
@@ -318,6 +348,13 @@ class ProcessOperator:
             outputs.extend(result)
 
         return extend
+
+    def _take_aside(self, outputs: list[Any]) -> None:
+        """Move what went through `ctx.output` to the other outputs."""
+        aside = self._element.aside
+        if aside:
+            outputs += aside
+            aside.clear()
 
     def _built(self, outputs: list[Any]) -> pa.RecordBatch:
         since = time.perf_counter()
