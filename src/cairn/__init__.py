@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cairn.api.environment": ("StreamExecutionEnvironment",),
+    "cairn.api.connected": ("BroadcastConnectedStream", "BroadcastStream", "ConnectedStreams"),
     "cairn.api.keyed": ("KeyedStream",),
     "cairn.api.stream": ("DataStream",),
     "cairn.api.job": ("JobHandle", "JobStatus"),
@@ -36,6 +37,10 @@ _HOMES = {
         "TimeDomain",
     ),
     "cairn.model.outputs": ("OutputTag",),
+    "cairn.model.process": (
+        "BroadcastProcessFunction", "CheckpointedFunction", "CoProcessFunction", "KeyedBroadcastProcessFunction",
+        "KeyedCoProcessFunction", "ProcessFunction", "ProcessJoinFunction",
+    ),
     "cairn.model.simple": ("CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "MapFunction"),
     "cairn.model.types": ("Types",),
     "cairn.runtime.vectorised": ("BatchContext",),
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
         JobManagerCheckpointStorage,
         RestartStrategies,
     )
+    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
     from cairn.api.keyed import KeyedStream
@@ -91,6 +97,15 @@ if TYPE_CHECKING:
         TimeDomain,
     )
     from cairn.model.outputs import OutputTag
+    from cairn.model.process import (
+        BroadcastProcessFunction,
+        CheckpointedFunction,
+        CoProcessFunction,
+        KeyedBroadcastProcessFunction,
+        KeyedCoProcessFunction,
+        ProcessFunction,
+        ProcessJoinFunction,
+    )
     from cairn.model.simple import CoFlatMapFunction, CoMapFunction, FilterFunction, FlatMapFunction, MapFunction
     from cairn.model.types import Types
     from cairn.runtime.vectorised import BatchContext
@@ -100,6 +115,9 @@ __all__ = [
     "AggregatingStateDescriptor",
     "BaseSink",
     "BatchContext",
+    "BroadcastConnectedStream",
+    "BroadcastProcessFunction",
+    "BroadcastStream",
     "CairnError",
     "CheckpointConfig",
     "CheckpointFailedError",
@@ -107,9 +125,12 @@ __all__ = [
     "CheckpointListener",
     "CheckpointStatus",
     "CheckpointType",
+    "CheckpointedFunction",
     "CheckpointingMode",
     "CoFlatMapFunction",
     "CoMapFunction",
+    "CoProcessFunction",
+    "ConnectedStreams",
     "CorruptFileError",
     "DataStream",
     "EmbeddedRocksDBStateBackend",
@@ -128,6 +149,8 @@ __all__ = [
     "JobHandle",
     "JobManagerCheckpointStorage",
     "JobStatus",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "KeyedStream",
     "ListStateDescriptor",
@@ -138,6 +161,8 @@ __all__ = [
     "NotFoundError",
     "OutputTag",
     "PrintSink",
+    "ProcessFunction",
+    "ProcessJoinFunction",
     "ReduceFunction",
     "ReducingStateDescriptor",
     "RestartStrategies",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -36,6 +36,11 @@ from cairn.runtime.reduce import Reduce
 from cairn.runtime.simple import KeyedSimple
 from cairn.state.codec import check_key_type
 from cairn.storage import layout
+
+if TYPE_CHECKING:
+    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
+    from cairn.api.joins import IntervalJoin
+    from cairn.model.descriptors import Time
 
 _EXACT_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
@@ -104,6 +109,42 @@ class KeyedStream:
             raise InvalidInputError(f"process takes a KeyedProcessFunction, not {type(func).__name__}")
         timers = type(func).on_timer is not KeyedProcessFunction.on_timer
         return self._operator(func, output_type, uid, name or type(func).__name__, timers=timers)
+
+    @overload
+    def connect(self, other: KeyedStream) -> ConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """This stream and another one keyed by the same types, or a broadcast one."""
+        from cairn.api.connected import connect
+
+        return connect(self, other)
+
+    def interval_join(self, other: KeyedStream) -> IntervalJoin:
+        """Pairs of rows with equal keys whose event times are close: `.between(lower, upper).process(...)`."""
+        from cairn.api.joins import IntervalJoin
+
+        return IntervalJoin(self, other)
+
+    def join(
+        self,
+        other: KeyedStream,
+        how: str = "inner",
+        between: tuple[Time | int, Time | int] | None = None,
+        ttl: Time | None = None,
+        uid: str | None = None,
+        name: str | None = None,
+    ) -> DataStream:
+        """Join with another stream that is keyed alike: the columns of both sides in one row.
+
+        `between` bounds the event time of the other row relative to this one's; then `how` may be `inner`, `left`,
+        `right` or `full`, and a row without a partner is put out when its time is over. Without bounds it is an inner
+        join over all rows, or over those younger than `ttl` in processing time. A column of the other side whose
+        name this side has gets `_right` behind it.
+        """
+        from cairn.api.joins import join
+
+        return join(self, other, how, between, ttl, uid, name)
 
     def process_batch(
         self,

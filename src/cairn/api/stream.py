@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -15,23 +15,34 @@ from cairn.api.graph import Derived, Function, Given, Node, Output
 from cairn.api.plans import (
     OutputType,
     check_pickles,
+    event_time_of,
+    group_by_partition,
     output_type_of,
     plain_names,
     raw_schema,
+    run_operator,
     side_schema,
     side_specs,
+    to_subtasks,
 )
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
+from cairn.model.functions import KeyedProcessFunction
 from cairn.model.outputs import OutputTag
+from cairn.model.process import CheckpointedFunction, ProcessFunction
 from cairn.model.simple import FilterFunction, FlatMapFunction, MapFunction
 from cairn.model.types import DataType
+from cairn.runtime.batches import GROUP_COLUMN
+from cairn.runtime.kinds import PLAIN
+from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.simple import SimpleSpec, method_of
 
 if TYPE_CHECKING:
+    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.keyed import KeyedStream
+    from cairn.model.descriptors import MapStateDescriptor
 
 Declared = str | DataType | StructType
 """An output type: Spark DDL, `Types.*`, or a Spark StructType."""
@@ -154,6 +165,62 @@ class DataStream:
 
         return self._function(claimed, [self.node], make, output.bare)
 
+    def process(
+        self,
+        func: ProcessFunction,
+        output_type: Declared,
+        uid: str | None = None,
+        name: str | None = None,
+    ) -> DataStream:
+        """Apply a `ProcessFunction` row by row. With `CheckpointedFunction` mixed in it has operator state.
+
+        The rows of one Spark partition go to one subtask, in their order.
+        """
+        if not isinstance(func, ProcessFunction):
+            given: Any = func
+            hint = "; call key_by(...) first" if isinstance(given, KeyedProcessFunction) else ""
+            raise InvalidInputError(
+                f"process on a stream without key takes a ProcessFunction, not {type(func).__name__}{hint}"
+            )
+        refuse_native_state(self.df)
+        env = self.env
+        label = name or type(func).__name__
+        claimed = env._claim_uid(uid, slug(label), "operator")
+        check_pickles(func, claimed)
+        parallelism, groups = env._parallelism()
+        output = output_type_of(output_type)
+        schema = self.df.schema
+        spec = OperatorSpec(
+            uid=claimed, name=label, function=func, vectorised=False, parallelism=parallelism, max_parallelism=groups,
+            key_columns=(), key_types=(), columns=tuple(schema.names), output=to_arrow_schema(output.schema),
+            event_time=event_time_of(schema), backend=env._settings.backend, kind=PLAIN, bare_in=self.bare,
+            bare_out=output.bare,
+        )  # fmt: skip
+
+        def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
+            rows = plain_names(frames[0]).withColumn(GROUP_COLUMN, group_by_partition(parallelism, groups))
+            shuffled = to_subtasks(rows, parallelism, groups)
+            return run_operator(spec, shuffled, output.schema, tagged, sides, env._acks())
+
+        env._add_operator(spec, False)
+        return self._function(claimed, [self.node], make, output.bare)
+
+    @overload
+    def connect(self, other: DataStream) -> ConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """Two streams of any types, for a function that sees the rows of both."""
+        from cairn.api.connected import connect
+
+        return connect(self, other)
+
+    def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
+        """Every element to every subtask of what it is connected to, which keeps it in these map states."""
+        from cairn.api.connected import BroadcastStream
+
+        return BroadcastStream(self, descriptors)
+
     def _function(self, uid: str, parents: list[Node], make: Any, bare: bool) -> DataStream:
         node = Function(uid, parents, make, self.env.get_parallelism())
         return DataStream(self.env, node=node.main, bare=bare)
@@ -194,6 +261,11 @@ def check_simple(kind: str, func: Any) -> None:
     if method_of(kind, func) is None:
         wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}[kind]
         raise InvalidInputError(f"{kind} takes a {wanted} or a function of one value, not {type(func).__name__}")
+    if isinstance(func, CheckpointedFunction):
+        raise InvalidInputError(
+            f"{kind}: {type(func).__name__} keeps operator state, which process functions have: make it a "
+            "ProcessFunction and call process(...)"
+        )
 
 
 def function_name(func: Any) -> str:

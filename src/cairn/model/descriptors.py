@@ -157,6 +157,7 @@ class StateKind(Enum):
     MAP = "map"
     REDUCING = "reducing"
     AGGREGATING = "aggregating"
+    RAW = "raw"
 
 
 class StateDescriptor:
@@ -192,6 +193,15 @@ class ValueStateDescriptor(StateDescriptor):
 
     def __init__(self, name: str, value_type_info: DataType | str | None = None) -> None:
         super().__init__(name, value_type_info)
+
+
+class RawStateDescriptor(StateDescriptor):
+    """Bytes that only the function itself understands."""
+
+    kind = StateKind.RAW
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "binary")
 
 
 class ListStateDescriptor(StateDescriptor):

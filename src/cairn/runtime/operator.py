@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from cairn.errors import (
     CairnError,
+    InternalError,
     InvalidInputError,
     StateMisuseError,
     UserFunctionError,
@@ -27,13 +28,15 @@ from cairn.model.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
+    RawStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
     ValueStateDescriptor,
 )
 from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
-from cairn.model.manifest import NO_WATERMARK, EpochContext
+from cairn.model.manifest import NO_WATERMARK, OPERATOR_KINDS, EpochContext
 from cairn.model.outputs import OutputTag
+from cairn.model.process import CheckpointedFunction
 from cairn.model.types import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
 from cairn.runtime.outputs import SideSpec, output_builder
@@ -41,6 +44,9 @@ from cairn.runtime.registry import StateRegistry
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
 from cairn.storage.statefile import Section
+
+if TYPE_CHECKING:
+    from cairn.runtime.operator_states import History, OperatorStates
 
 SLICE_ROWS = 16 * 1024
 OUTPUT_BYTES = 16 << 20
@@ -78,6 +84,8 @@ class OperatorSpec:
     sides: tuple[SideSpec, ...] = ()
     second: InputSpec | None = None
     """The second input of an operator that has two; the first one is described by the operator itself."""
+    broadcast: tuple[MapStateDescriptor, ...] = ()
+    """The states of a broadcast second input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,9 @@ class TaskRuntimeContext:
     def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> Any:
         return self._get(state_descriptor, AggregatingStateDescriptor)
 
+    def get_raw_state(self, name: str) -> Any:
+        return self._get(RawStateDescriptor(name), RawStateDescriptor)
+
 
 class TaskTimerService:
     """`TimerService` of one task. Watermark and processing time are those of the epoch, and stand still within it."""
@@ -225,9 +236,11 @@ class ElementContext:
 class ProcessOperator:
     """Runs a `KeyedProcessFunction` over the chunks of one epoch."""
 
+    runtime_context = TaskRuntimeContext
+
     def __init__(
         self, spec: OperatorSpec, codec: KeyCodec, registry: StateRegistry, context: EpochContext,
-        subtask: int, attempt: int, timings: Timings,
+        subtask: int, attempt: int, timings: Timings, history: History | None = None,
     ) -> None:  # fmt: skip
         self._spec = spec
         self._codec = codec
@@ -237,16 +250,48 @@ class ProcessOperator:
         self._subtask = subtask
         self._timings = timings
         self._function: KeyedProcessFunction = spec.function
-        timers = TaskTimerService(registry, context)
-        self._element = ElementContext(self._slots, codec, timers)
+        self._timer_service = TaskTimerService(registry, context)
+        self._element = self._make_element()
         self._output = output_builder(spec.uid, spec.output, spec.bare_out, spec.tagged, spec.sides, subtask)
         self._row: Callable[[Any], Any] = itemgetter(0) if spec.bare_in else row_class(spec.columns)
         self.fired = 0
-        runtime = TaskRuntimeContext(spec, subtask, attempt, registry, context.parameters)
+        runtime = self.runtime_context(spec, subtask, attempt, registry, context.parameters)
+        self._history = history
+        self._operator_states: OperatorStates | None = None
+        if history is not None and history.rescaled and any(s.kind in OPERATOR_KINDS for s in registry.specs.values()):
+            self.operator_states  # noqa: B018 - takes over what other subtasks had, whether it is asked for or not
+        self._prepare()
+        if isinstance(self._function, CheckpointedFunction):
+            self._initialize_state(self._function, runtime)
         with self._explained("open()"):
             self._function.open(runtime)
         if isinstance(self._function, CheckpointListener):
             self._tell_of_checkpoints(self._function)
+
+    def _make_element(self) -> Any:
+        return ElementContext(self._slots, self._codec, self._timer_service)
+
+    def _prepare(self) -> None:
+        """What other kinds of operators make before the function is opened."""
+
+    @property
+    def operator_states(self) -> OperatorStates:
+        """The operator state of this subtask."""
+        if self._operator_states is None:
+            from cairn.runtime.operator_states import OperatorStates
+
+            if self._history is None:
+                raise InternalError(f"operator '{self._spec.uid}': nobody said where its operator state is")
+            self._operator_states = OperatorStates(self._registry, self._history)
+        return self._operator_states
+
+    def _initialize_state(self, function: CheckpointedFunction, runtime: TaskRuntimeContext) -> None:
+        from cairn.runtime.operator_states import InitializationContext
+
+        states = self.operator_states
+        assert self._history is not None
+        with self._explained("initialize_state()"):
+            function.initialize_state(InitializationContext(states, self._history, runtime))
 
     def _tell_of_checkpoints(self, function: CheckpointListener) -> None:
         for number, complete in self._context.notices:
@@ -290,12 +335,12 @@ class ProcessOperator:
         processor's cache and takes the memory that the slice before it gave back.
         """
         since = time.perf_counter()
-        chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
+        slots = self._slots_of(batch)
         self._timings.add("decode", since)
         held: list[pa.RecordBatch] = []
         size = 0
         for start in range(0, batch.num_rows, SLICE_ROWS):
-            outputs = self._process_slice(batch.slice(start, SLICE_ROWS), chunk.slots[start : start + SLICE_ROWS])
+            outputs = self._process_slice(batch.slice(start, SLICE_ROWS), slots[start : start + SLICE_ROWS])
             self._take_aside(outputs)
             if outputs:
                 held.append(self._built(outputs))
@@ -305,6 +350,11 @@ class ProcessOperator:
                 held, size = [], 0
         if held:
             yield joined(held)
+
+    def _slots_of(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        """The slot of every row's key."""
+        slots: np.ndarray[Any, Any] = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots).slots
+        return slots
 
     def _process_slice(self, batch: pa.RecordBatch, key_slots: np.ndarray[Any, Any]) -> list[Any]:
         since = time.perf_counter()
@@ -363,6 +413,12 @@ class ProcessOperator:
         return batch
 
     def close(self) -> None:
+        """After the last row: let the function put its operator state down, and close it."""
+        if isinstance(self._function, CheckpointedFunction):
+            from cairn.runtime.operator_states import SnapshotContext
+
+            with self._explained("snapshot_state()"):
+                self._function.snapshot_state(SnapshotContext(self._context.epoch, self._context.time_ms))
         with self._explained("close()"):
             self._function.close()
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from cairn.errors import CairnError, StateMisuseError, UserFunctionError
 from cairn.model.functions import KeyedProcessFunction, RuntimeContext
 from cairn.model.manifest import EpochContext
+from cairn.model.process import KeyedCoProcessFunction
 from cairn.model.simple import FilterFunction, FlatMapFunction, Function, MapFunction
 from cairn.model.types import row_class
 from cairn.runtime.batches import row_columns
@@ -130,6 +131,9 @@ class PlainRuntimeContext:
 
     get_list_state = get_map_state = get_reducing_state = get_aggregating_state = get_state
 
+    def get_raw_state(self, name: str) -> Any:
+        return self.get_state(name)
+
 
 def run_simple(
     spec: SimpleSpec, batches: Iterable[pa.RecordBatch], context: EpochContext, subtask: int, attempt: int
@@ -189,3 +193,31 @@ def _values(batch: pa.RecordBatch, spec: SimpleSpec) -> Iterable[Any]:
     if spec.bare_in:
         return columns[0]
     return map(row_class(spec.columns), zip(*columns, strict=True))
+
+
+class CoSimple(KeyedCoProcessFunction):
+    """A `CoMapFunction` or `CoFlatMapFunction` as a process function, with a key or without."""
+
+    def __init__(self, kind: str, function: Any, label: str) -> None:
+        self._kind = kind
+        self._function = function
+        self._label = label
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._function.open(runtime_context)
+        self._calls = (getattr(self._function, f"{self._kind}1"), getattr(self._function, f"{self._kind}2"))
+
+    def process_element1(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        return self._call(0, value)
+
+    def process_element2(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        return self._call(1, value)
+
+    def _call(self, number: int, value: Any) -> Iterable[Any] | None:
+        result = self._calls[number](value)
+        if self._kind == "map":
+            return [result]
+        return None if result is None else checked_rows(result, self._label, f"flat_map{number + 1}")
+
+    def close(self) -> None:
+        self._function.close()

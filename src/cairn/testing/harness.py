@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.config import Settings
 from cairn.coordinator.compaction import Compactor
@@ -24,16 +25,20 @@ from cairn.coordinator.epochs import EpochLoop, EpochReport, OperatorPlan
 from cairn.coordinator.offsets import OffsetEntry
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
-from cairn.model.ddl import parse_columns
+from cairn.model.ddl import parse_columns, parse_type
 from cairn.model.descriptors import StateKind
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest, OperatorState, StateHandle
+from cairn.model.outputs import TAG_COLUMN, OutputTag, output_column, row_columns_of
 from cairn.model.types import DataType, row_class
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.compact import compact_range
-from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.kinds import operator_kind
+from cairn.runtime.operator import OperatorSpec, Timings
+from cairn.runtime.operator_states import OperatorStates
+from cairn.runtime.outputs import SideSpec
 from cairn.runtime.registry import StateRegistry
-from cairn.runtime.task import run_task
+from cairn.runtime.task import history_of, run_task
 from cairn.state import codec, store
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
@@ -176,7 +181,7 @@ class LocalCluster:
             fresh(self.spec), batches, self.context, self.attempts,
             lambda ack: self.acks.append(msgspec.msgpack.encode(ack)), self.files,
         ):  # fmt: skip
-            made += rows_of(output)
+            made += outputs_of(self.spec, output)
         return made
 
 
@@ -200,6 +205,41 @@ class LocalFrames:
 def fresh(spec: OperatorSpec) -> OperatorSpec:
     """A specification with a copy of the function, as every task gets one."""
     return replace(spec, function=copy.deepcopy(spec.function))
+
+
+class Aside(NamedTuple):
+    """A value that went to a side output."""
+
+    tag: str
+    value: Any
+
+
+def outputs_of(spec: OperatorSpec, batch: pa.RecordBatch) -> list[Any]:
+    """What an operator put out: rows or bare values, and for side outputs each with the name of its tag."""
+    if not spec.tagged:
+        return _bare(rows_of(batch), spec.bare_out)
+    made: list[Any] = []
+    outputs = [("", spec.bare_out), *[(side.tag, side.bare) for side in spec.sides]]
+    for number, (tag, bare) in enumerate(outputs):
+        mine = batch.filter(pc.equal(batch.column(TAG_COLUMN), number)).column(output_column(number))
+        names = [mine.type.field(place).name for place in range(mine.type.num_fields)]
+        values = _bare(rows_of(pa.RecordBatch.from_arrays(mine.flatten(), names=names)), bare)
+        made += [Aside(tag, value) for value in values] if tag else values
+    return made
+
+
+def _bare(rows: list[Any], bare: bool) -> list[Any]:
+    return [row[0] for row in rows] if bare else rows
+
+
+def output_of(declared: str | DataType) -> tuple[pa.Schema, bool]:
+    """The Arrow schema of an output type, and whether it is one of bare values."""
+    columns, bare = row_columns_of(declared, "output type")
+    return pa.schema([pa.field(name, arrow_type(dtype)) for name, dtype in columns]), bare
+
+
+def sides_of(tags: Sequence[OutputTag]) -> tuple[SideSpec, ...]:
+    return tuple(SideSpec(tag.tag_id, *output_of(tag.type_info)) for tag in tags)
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Any]:
@@ -270,7 +310,7 @@ class KeyedProcessHarness:
         function: KeyedProcessFunction,
         key_by: str | Sequence[str],
         input_type: str,
-        output_type: str,
+        output_type: str | DataType,
         backend: str = "hashmap",
         parallelism: int = 1,
         max_parallelism: int = 128,
@@ -283,6 +323,7 @@ class KeyedProcessHarness:
         epochs_retained: int = 10,
         show_values: bool = True,
         files: FileSystem | None = None,
+        side_outputs: Sequence[OutputTag] = (),
     ) -> None:
         keygroups.validate(parallelism, max_parallelism)
         load_backend(backend)
@@ -293,12 +334,8 @@ class KeyedProcessHarness:
                 raise InvalidInputError(f"there is no column '{name}'; the input has {', '.join(columns)}")
         schema = arrow_schema(input_type)
         names = tuple(columns)
-        self._keys = KeyCodec([(name, columns[name]) for name in keys])
-        self._temporary = tempfile.mkdtemp(prefix="cairn-harness-")
-        self._local = os.path.join(self._temporary, "local")
-        directory = os.path.join(self._temporary, "job") if state_dir is None else os.fspath(state_dir)
-        self.files: FileSystem = files or LocalFileSystem(directory)
-        self.spec = OperatorSpec(
+        output, bare = output_of(output_type)
+        spec = OperatorSpec(
             uid=UID,
             name=type(function).__name__,
             function=function,
@@ -308,22 +345,38 @@ class KeyedProcessHarness:
             key_columns=tuple(names.index(name) for name in keys),
             key_types=tuple((name, columns[name].ddl) for name in keys),
             columns=names,
-            output=arrow_schema(output_type),
+            output=output,
             event_time=names.index(event_time) if event_time else -1,
             backend=backend,
+            bare_out=bare,
+            tagged=bool(side_outputs),
+            sides=sides_of(side_outputs),
         )
-        self._shuffle = Shuffle(schema, self.spec.key_columns, [columns[name].ddl for name in keys])
+        self._begin(
+            spec, Shuffle(schema, spec.key_columns, [columns[name].ddl for name in keys]), state_dir, files,
+            parameters=dict(parameters or {}), inline_threshold=inline_threshold, compaction_chain=compaction_chain,
+            epochs_retained=epochs_retained, show_values=show_values,
+        )  # fmt: skip
+
+    def _begin(
+        self, spec: OperatorSpec, shuffle: Any, state_dir: str | os.PathLike[str] | None, files: FileSystem | None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        """Start the job that is tested. `shuffle` brings rows to subtasks as the plan of the operator would."""
+        self.spec = spec
+        self._keys = KeyCodec([(name, parse_type(ddl)) for name, ddl in spec.key_types])
+        self._temporary = tempfile.mkdtemp(prefix="cairn-harness-")
+        self._local = os.path.join(self._temporary, "local")
+        directory = os.path.join(self._temporary, "job") if state_dir is None else os.fspath(state_dir)
+        self.files: FileSystem = files or LocalFileSystem(directory)
+        self._shuffle = shuffle
         self._settings = Settings(
             directory=self.files.root,
             local_directory=self._local,
-            backend=backend,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            inline_threshold=inline_threshold,
-            compaction_chain=compaction_chain,
-            epochs_retained=epochs_retained,
-            show_values=show_values,
-            parameters=dict(parameters or {}),
+            backend=spec.backend,
+            parallelism=spec.parallelism,
+            max_parallelism=spec.max_parallelism,
+            **settings,
         )
         self._sink = _HeldSink()
         self._pending: list[tuple[Any, ...]] = []
@@ -331,6 +384,8 @@ class KeyedProcessHarness:
         self._time = 0
         self.outputs: list[Any] = []
         """All rows that committed epochs have put out."""
+        self.side_outputs: dict[str, list[Any]] = {side.tag: [] for side in spec.sides}
+        """What committed epochs have put out to side outputs, by the name of the tag."""
         self.reports: list[EpochReport] = []
         """What each committed epoch did, newest last."""
         self._start()
@@ -375,8 +430,12 @@ class KeyedProcessHarness:
         self._loop.stop_at = ""
         self._loop.run_epoch(list(self._pending), self.epoch + 1)
         self._pending = []
-        self.outputs += self._sink.committed
-        return list(self._sink.committed)
+        main = [row for row in self._sink.committed if not isinstance(row, Aside)]
+        for row in self._sink.committed:
+            if isinstance(row, Aside):
+                self.side_outputs[row.tag].append(row.value)
+        self.outputs += main
+        return main
 
     def fail_epoch(self, at: str = "acknowledged") -> None:
         """Run the next epoch up to a step before its commit, then fail as a lost driver would. Rows stay pending.
@@ -442,13 +501,26 @@ class KeyedProcessHarness:
             slots = registry.slots
             slots.current[0] = int(slots.add(pa.array([group.to_bytes(2, "big") + encoded], pa.binary()))[0])
             kind = StateKind(registry.specs[name].kind)
-            if kind is StateKind.VALUE:
+            if kind in (StateKind.VALUE, StateKind.RAW):
                 return handle.value()
             if kind is StateKind.LIST:
                 return list(handle.get())
             if kind is StateKind.MAP:
                 return dict(handle.items())
             return handle.get()
+
+    def operator_state(self, name: str) -> list[Any]:
+        """The operator state of every subtask as the next epoch would find it: a list each, or a dict if broadcast."""
+        found: list[Any] = []
+        for subtask in range(self.spec.parallelism):
+            context = self._loop._context(self.epoch + 1, self._watermark, self._time)
+            with self._store_of(subtask, context) as registry:
+                history = history_of(self.spec, subtask, self._loop.current, context, self.files)
+                handle = OperatorStates(registry, history).stored_handle(name)
+                if handle is None:
+                    raise NotFoundError(f"no operator state '{name}' is stored")
+                found.append(dict(handle.items()) if hasattr(handle, "items") else list(handle.get()))
+        return found
 
     def timers(self) -> list[Timer]:
         """All timers that are set, by time."""
@@ -506,15 +578,20 @@ class KeyedProcessHarness:
     def _opened(self, subtask: int) -> Iterator[StateRegistry]:
         """The function's states on the committed version, as a task would open them. Nothing is written."""
         context = self._loop._context(self.epoch + 1, self._watermark, self._time)
+        with self._store_of(subtask, context) as registry:
+            history = history_of(self.spec, subtask, self._loop.current, context, self.files)
+            operator_kind(self.spec)(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings(), history)
+            yield registry
+
+    @contextmanager
+    def _store_of(self, subtask: int, context: EpochContext) -> Iterator[StateRegistry]:
         manifest = self._loop.current
         groups = keygroups.key_group_range(subtask, self.spec.parallelism, self.spec.max_parallelism)
         backend = load_backend(self.spec.backend)
         working = store.open_store(backend, self.spec.backend, context, UID, groups, manifest, self.files)
         try:
             operator = manifest.operator(UID) if manifest is not None else None
-            registry = StateRegistry(UID, KeySlots(), working, operator.states if operator else [], context)
-            ProcessOperator(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings())
-            yield registry
+            yield StateRegistry(UID, KeySlots(), working, operator.states if operator else [], context)
         finally:
             working.close()
 
