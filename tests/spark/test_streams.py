@@ -85,7 +85,10 @@ def test_an_operator_runs_once_for_all_its_readers(lab: Lab, calls: Path) -> Non
     }  # fmt: skip
     for name, stream in streams.items():
         stream.sink_to(FileSink(str(lab.folder / name)), uid=f"to-{name}")
-    env.execute("marks")
+    job = env.execute("marks")
+    plan = job._query._jsq.explainInternal(False)
+    assert plan.count("MapInArrow cairn:marks(") == 1
+    assert plan.count("ReusedExchange") >= 4
     found = {name: [row[0] for row in lab.written(lab.folder / name)] for name in streams}
     assert len(set(found["main"])) == len(ROWS)
     assert all(marks == found["main"] for marks in found.values())
