@@ -7,6 +7,7 @@ and are repeated with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,13 +167,15 @@ def run_simple(
                             outputs.extend(checked_rows(result, spec.uid, "flat_map"))
                 if outputs:
                     yield builder.build(outputs)
-    except CairnError:
-        raise
-    except Exception as error:
-        raise explained(spec.uid, f"{spec.kind}()", context, error) from error
-    finally:
         if isinstance(function, Function):
             function.close()
+    except BaseException as error:
+        if isinstance(function, Function):
+            with suppress(Exception):  # the user must hear of the failure, not of what this may raise
+                function.close()
+        if isinstance(error, CairnError) or not isinstance(error, Exception):
+            raise
+        raise explained(spec.uid, f"{spec.kind}()", context, error) from error
 
 
 def explained(uid: str, where: str, context: EpochContext, error: Exception) -> UserFunctionError:
