@@ -33,6 +33,7 @@ SINK_COLUMN = "__cairn_sink"
 _SNAPSHOT_PIECES = 8
 _QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.exchange.reuse": "true",  # an operator runs once for all its readers
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.streaming.checkpointFileManagerClass": (
