@@ -103,10 +103,11 @@ def join(
             f"join: a {how} join needs between=(lower, upper): without bounds in event time nobody knows that a row "
             "has no partner"
         )
-    check_same_keys(left, right)
-    if ttl is not None and (not isinstance(ttl, Time) or ttl.to_milliseconds() <= 0):
+    _check_alike(left, right, "join")
+    kept: Any = 0 if ttl is None else getattr(ttl, "to_milliseconds", lambda: 0)()
+    if ttl is not None and kept <= 0:
         raise InvalidInputError(f"join: ttl is a positive Time such as Time.hours(1), not {ttl!r}")
-    function = joins.HistoryJoin(rows, _row_types(left, right), ttl.to_milliseconds() if ttl is not None else 0)
+    function = joins.HistoryJoin(rows, _row_types(left, right), kept)
     return two_input_operator(left, right, function, schema, uid, name or "Join", CO, False)
 
 
@@ -121,15 +122,19 @@ def _interval(
 
 def check_sides(left: KeyedStream, right: KeyedStream, what: str) -> None:
     """Both sides are of one job, keyed alike, and have event time."""
-    if left.env is not right.env:
-        raise InvalidInputError(f"{what}: the streams belong to two environments, that is, to two jobs")
-    check_same_keys(left, right)
+    _check_alike(left, right, what)
     for side, stream in (("left", left._stream), ("right", right._stream)):
         if event_time_of(stream.df.schema) < 0:
             raise InvalidInputError(
                 f"{what}: the {side} stream has no event time; declare it with transform(lambda df: "
                 "df.withWatermark('<time column>', '10 seconds'))"
             )
+
+
+def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
+    if left.env is not right.env:
+        raise InvalidInputError(f"{what}: the streams belong to two environments, that is, to two jobs")
+    check_same_keys(left, right)
 
 
 def bounds_of(lower: Time | int, upper: Time | int) -> tuple[int, int]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType as SparkType
 from pyspark.sql.types import NumericType
 
 from cairn.api.plans import (
     OutputType,
+    arrow_schema_of,
     check_pickles,
     event_time_of,
     group_of,
@@ -282,7 +282,7 @@ class KeyedStream:
             key_columns=tuple(columns.index(key) for key in self._key_names),
             key_types=self._stored_key_types(),
             columns=tuple(columns if with_keys else self._user_columns),
-            output=to_arrow_schema(output.schema),
+            output=arrow_schema_of(output.schema),
             event_time=event_time_of(self._df.schema),
             backend=env._settings.backend,
             states=states,

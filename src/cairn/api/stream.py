@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cairn.api.graph import Derived, Function, Given, Node, Output
 from cairn.api.plans import (
     OutputType,
+    arrow_schema_of,
     check_pickles,
     event_time_of,
     group_by_partition,
@@ -155,7 +155,7 @@ class DataStream:
         output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
         spec = SimpleSpec(
             uid=claimed, kind=kind, function=func, columns=tuple(self.df.columns),
-            output=to_arrow_schema(output.schema), parallelism=self.env.get_parallelism(), bare_in=self.bare,
+            output=arrow_schema_of(output.schema), parallelism=self.env.get_parallelism(), bare_in=self.bare,
             bare_out=output.bare,
         )  # fmt: skip
 
@@ -176,11 +176,11 @@ class DataStream:
 
         The rows of one Spark partition go to one subtask, in their order.
         """
-        if not isinstance(func, ProcessFunction):
-            given: Any = func
+        given: Any = func
+        if not isinstance(given, ProcessFunction):
             hint = "; call key_by(...) first" if isinstance(given, KeyedProcessFunction) else ""
             raise InvalidInputError(
-                f"process on a stream without key takes a ProcessFunction, not {type(func).__name__}{hint}"
+                f"process on a stream without key takes a ProcessFunction, not {type(given).__name__}{hint}"
             )
         refuse_native_state(self.df)
         env = self.env
@@ -192,7 +192,7 @@ class DataStream:
         schema = self.df.schema
         spec = OperatorSpec(
             uid=claimed, name=label, function=func, vectorised=False, parallelism=parallelism, max_parallelism=groups,
-            key_columns=(), key_types=(), columns=tuple(schema.names), output=to_arrow_schema(output.schema),
+            key_columns=(), key_types=(), columns=tuple(schema.names), output=arrow_schema_of(output.schema),
             event_time=event_time_of(schema), backend=env._settings.backend, kind=PLAIN, bare_in=self.bare,
             bare_out=output.bare,
         )  # fmt: skip
