@@ -188,7 +188,8 @@ class ReportsState(KeyedProcessFunction):
 def test_4_keyed_process_function_with_state(lab: Lab) -> None:
     env = lab.env()
     rows = collection(lab, env, [*HI, (6, "hello")], "f0 int, f1 string")
-    found = lab.run(rows.key_by("f1").process(ReportsState(), Types.STRING(), uid="states"))
+    keyed = rows.key_by(lambda value: value[1], key_type=Types.STRING())
+    found = lab.run(keyed.process(ReportsState(), Types.STRING(), uid="states"))
     want = [
         ("hello", "None", "[]", "{}", (2, "hello")),
         ("hello", "2", "[2]", "{2: hello}", (4, "hello")),

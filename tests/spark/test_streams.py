@@ -132,6 +132,10 @@ def test_what_streams_refuse(lab: Lab, calls: Path) -> None:
         marked.get_side_output(OutputTag("odd", "int"))
     with pytest.raises(InvalidInputError, match="union: the streams have different columns"):
         rows.union(marked)
+    with pytest.raises(InvalidInputError, match="key_by with a function needs the type of its keys"):
+        rows.key_by(lambda row: row.key)
+    with pytest.raises(InvalidInputError, match="a Python function must be the only one"):
+        rows.key_by("key", lambda row: row.key)
     with pytest.raises(InvalidInputError, match="two environments"):
         rows.union(lab.stream(lab.env()))
     with pytest.raises(InvalidInputError, match="map takes a MapFunction or a function of one value, not int"):

@@ -189,7 +189,7 @@ def two_input_operator(
     streams = [side._stream if isinstance(side, KeyedStream) else side for side in (first, second)]
     for stream in streams:
         refuse_native_state(stream.df)
-    schemas = [stream.df.schema for stream in streams]
+    schemas = [side.schema if isinstance(side, KeyedStream) else side.df.schema for side in (first, second)]
     keys: list[tuple[str, str]] = []
     key_types: tuple[tuple[str, str], ...] = ()
     if isinstance(first, KeyedStream):

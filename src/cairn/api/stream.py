@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from cairn.api.graph import Derived, Function, Given, Node, Output
 from cairn.api.plans import (
@@ -28,6 +28,7 @@ from cairn.api.plans import (
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
+from cairn.model.ddl import as_type
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.outputs import OutputTag
 from cairn.model.process import CheckpointedFunction, ProcessFunction
@@ -37,12 +38,16 @@ from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.kinds import PLAIN
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.simple import SimpleSpec, method_of
+from cairn.state.codec import check_key_type
 
 if TYPE_CHECKING:
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.keyed import KeyedStream
     from cairn.model.descriptors import MapStateDescriptor
+
+KEY_PREFIX = "__cairn_key_"
+"""What the names of columns begin with that hold computed keys."""
 
 Declared = str | DataType | StructType
 """An output type: Spark DDL, `Types.*`, or a Spark StructType."""
@@ -71,13 +76,34 @@ class DataStream:
     def df(self) -> DataFrame:
         return self.node.frame()
 
-    def key_by(self, *keys: str | Column) -> KeyedStream:
-        """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state."""
+    def key_by(self, *keys: str | Column | Callable[[Any], Any], key_type: str | DataType | None = None) -> KeyedStream:
+        """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state.
+
+        A Python function of an element does as well: `key_by(lambda row: row[0], key_type=Types.STRING())`. Columns
+        cost less, since Spark computes them without Python.
+        """
         from cairn.api.keyed import KeyedStream
 
         if not keys:
             raise InvalidInputError("key_by needs at least one column")
-        return KeyedStream(self, keys)
+        if len(keys) == 1 and callable(keys[0]) and not isinstance(keys[0], (str, Column)):
+            return KeyedStream(self._with_selected(keys[0], key_type), (f"{KEY_PREFIX}0",))
+        if key_type is not None:
+            raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
+        return KeyedStream(self, tuple(key for key in keys if isinstance(key, (str, Column)) or _no_key(key)))
+
+    def _with_selected(self, func: Callable[[Any], Any], key_type: str | DataType | None) -> DataStream:
+        """The stream with one more column, which a function computes."""
+        if key_type is None:
+            raise InvalidInputError(
+                "key_by with a function needs the type of its keys, as in key_by(f, key_type=Types.STRING()): pickled "
+                "keys would be told apart by their bytes, which differ between equal objects"
+            )
+        dtype = as_type(key_type)
+        check_key_type("of the function", dtype)
+        key = output_type_of(dtype).schema.fields[0].dataType
+        schema = StructType([*self.df.schema.fields, StructField(f"{KEY_PREFIX}0", key)])
+        return self._simple("key", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         """Apply any Spark SQL that keeps no state: `stream.transform(lambda df: df.filter("amount > 0"))`.
@@ -147,12 +173,17 @@ class DataStream:
         """Turn every element into any number of elements of `output_type` (of the stream's own type without that)."""
         return self._simple("flat_map", func, output_type, uid, name)
 
-    def _simple(self, kind: str, func: Any, declared: Declared | None, uid: str | None, name: str | None) -> DataStream:
+    def _simple(
+        self, kind: str, func: Any, declared: Declared | OutputType | None, uid: str | None, name: str | None
+    ) -> DataStream:
         check_simple(kind, func)
         label = name or function_name(func)
         claimed = self.env._claim_uid(uid, slug(label), kind)
         check_pickles(func, claimed)
-        output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
+        if isinstance(declared, OutputType):
+            output = declared
+        else:
+            output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
         spec = SimpleSpec(
             uid=claimed, kind=kind, function=func, columns=tuple(self.df.columns),
             output=arrow_schema_of(output.schema), parallelism=self.env.get_parallelism(), bare_in=self.bare,
@@ -257,9 +288,15 @@ class DataStream:
         self.env._add_sink(self, sink)
 
 
+def _no_key(key: Any) -> bool:
+    raise InvalidInputError(
+        f"a key is a column name or a Spark column, not {type(key).__name__}; a Python function must be the only one"
+    )
+
+
 def check_simple(kind: str, func: Any) -> None:
     if method_of(kind, func) is None:
-        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}[kind]
+        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}.get(kind, "function")
         raise InvalidInputError(f"{kind} takes a {wanted} or a function of one value, not {type(func).__name__}")
     if isinstance(func, CheckpointedFunction):
         raise InvalidInputError(
