@@ -90,7 +90,7 @@ class DataStream:
             return KeyedStream(self._with_selected(keys[0], key_type), (f"{KEY_PREFIX}0",))
         if key_type is not None:
             raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
-        return KeyedStream(self, tuple(key for key in keys if isinstance(key, (str, Column)) or _no_key(key)))
+        return KeyedStream(self, tuple(_checked_key(key) for key in keys))
 
     def _with_selected(self, func: Callable[[Any], Any], key_type: str | DataType | None) -> DataStream:
         """The stream with one more column, which a function computes."""
@@ -288,7 +288,9 @@ class DataStream:
         self.env._add_sink(self, sink)
 
 
-def _no_key(key: Any) -> bool:
+def _checked_key(key: Any) -> str | Column:
+    if isinstance(key, (str, Column)):
+        return key
     raise InvalidInputError(
         f"a key is a column name or a Spark column, not {type(key).__name__}; a Python function must be the only one"
     )
