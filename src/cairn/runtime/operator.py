@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
+from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -320,19 +321,25 @@ class ProcessOperator:
         times = None if self._spec.event_time < 0 else event_times(batch.column(self._spec.event_time))
         since = self._timings.add("decode", since)
         outputs: list[Any] = []
-        process_element = self._function.process_element
-        extend = self._collector(outputs, process_element)
+        process_element: Callable[..., Any] = self._function.process_element
         element = self._element
         current = self._slots.current
         rows = map(self._row, zip(*columns, strict=True))
         with self._explained("process_element()"):
-            if times is not None:
-                for current[0], element.time, row in zip(slots, times, rows, strict=True):
-                    result = process_element(row, element)
-                    if result is not None:
-                        extend(result)
+            if isgeneratorfunction(process_element):
+                append = outputs.append  # quicker than extend() where most calls yield one row
+                if times is None:
+                    for current[0], row in zip(slots, rows, strict=True):
+                        for output in process_element(row, element):
+                            append(output)
+                else:
+                    for current[0], element.time, row in zip(slots, times, rows, strict=True):
+                        for output in process_element(row, element):
+                            append(output)
             else:
-                for current[0], row in zip(slots, rows, strict=True):
+                extend = self._collector(outputs, process_element)
+                stamps = repeat(None, len(slots)) if times is None else times
+                for current[0], element.time, row in zip(slots, stamps, rows, strict=True):
                     result = process_element(row, element)
                     if result is not None:
                         extend(result)
