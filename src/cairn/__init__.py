@@ -16,6 +16,8 @@ _HOMES = {
     "cairn.api.keyed": ("KeyedStream",),
     "cairn.api.stream": ("DataStream",),
     "cairn.api.job": ("JobHandle", "JobStatus"),
+    "cairn.api.savepoint": ("Savepoint",),
+    "cairn.api.datasource": ("register",),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
     "cairn.api.checkpointing": (
@@ -58,9 +60,11 @@ if TYPE_CHECKING:
         RestartStrategies,
     )
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
+    from cairn.api.datasource import register
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
     from cairn.api.keyed import KeyedStream
+    from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream
     from cairn.errors import (
@@ -167,6 +171,7 @@ __all__ = [
     "ReducingStateDescriptor",
     "RestartStrategies",
     "RuntimeContext",
+    "Savepoint",
     "StateMisuseError",
     "StateTtlConfig",
     "StateTypeError",
@@ -178,6 +183,7 @@ __all__ = [
     "Types",
     "UserFunctionError",
     "ValueStateDescriptor",
+    "register",
 ]
 
 

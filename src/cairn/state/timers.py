@@ -3,7 +3,8 @@
 When timers fire. At the start of an epoch, before its rows, every timer at or below the epoch's time fires, in
 ascending time. A timer that `on_timer` registers at or below the epoch's time, but later than the timer that is
 firing, fires in the same sweep; one that is not later waits for the next epoch, so a timer that re-arms itself cannot
-keep an epoch from ending. A timer that a row registers for a time already passed fires in the next epoch.
+keep an epoch from ending. A timer that a row registers for a time already passed fires in the next epoch. The last
+epoch of a job that is drained has no next one: what is registered in it fires in it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from cairn.errors import InvalidInputError
+from cairn.errors import InvalidInputError, StateMisuseError
 from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.slots import KeySlots
@@ -56,8 +57,11 @@ class TimerTable:
         self._slots.key()
         return int(self._slots.current[0])
 
-    def fire(self, now: int, call: Callable[[int], None]) -> int:
-        """Call `call(time)` for each due timer with its key as the current one. Returns how many fired."""
+    def fire(self, now: int, call: Callable[[int], None], added: bool = False, most: int = 0) -> int:
+        """Call `call(time)` for each due timer with its key as the current one. Returns how many fired.
+
+        With `added`, those that this epoch registered are due as well. More than `most` of them, if given, are refused.
+        """
         due = []
         keys = []
         for raw, _ in self._store.scan(self.name):
@@ -66,11 +70,12 @@ class TimerTable:
                 break
             due.append(time)
             keys.append(raw[8:])
-        if not due:
+        fresh = sorted(timer for timer in self._added if timer[0] <= now) if added else []
+        if not due and not fresh:
             return 0
         distinct = list(dict.fromkeys(keys))
         places = dict(zip(distinct, self._slots.add(pa.array(distinct, pa.binary())).tolist(), strict=True))
-        self._sweep = [(time, places[key]) for time, key in zip(due, keys, strict=True)]
+        self._sweep = [(time, places[key]) for time, key in zip(due, keys, strict=True)] + fresh
         waiting = set(self._sweep)
         heapq.heapify(self._sweep)
         self._limit = now
@@ -88,6 +93,11 @@ class TimerTable:
             self._slots.current[0] = timer[1]
             call(timer[0])
             fired += 1
+            if most and fired > most:
+                raise StateMisuseError(
+                    f"more than {most} timers fired at the end of event time, so they seem to register each other "
+                    "without end; stop the job without drain, or register no timer when the watermark is at its end"
+                )
         self._slots.current[0] = None
         self._sweep = None
         return fired
