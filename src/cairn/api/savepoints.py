@@ -28,6 +28,7 @@ from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
+from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
@@ -113,6 +114,9 @@ class SparkSavepoints:
         threading.Thread(target=work, name=f"cairn-savepoint-{number}", daemon=True).start()
 
     def _write(self, number: int, manifest: Manifest, order: SavepointOrder) -> None:
+        for operator in manifest.operators:
+            for spec in operator.states:
+                table_schema((), spec)  # refuses what has no table, before anything is written
         folder = self._begin(order)
         chains = [operator for operator in manifest.operators if operator.chain]
         pieces = {op.uid: min(manifest.max_parallelism, PIECES * op.parallelism) for op in chains}
