@@ -12,7 +12,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cairn.api.environment": ("StreamExecutionEnvironment",),
-    "cairn.api.stream": ("DataStream", "KeyedStream"),
+    "cairn.api.connected": ("BroadcastConnectedStream", "BroadcastStream", "ConnectedStreams"),
+    "cairn.api.keyed": ("KeyedStream",),
+    "cairn.api.stream": ("DataStream",),
     "cairn.api.job": ("JobHandle", "JobStatus"),
     "cairn.api.savepoint": ("Savepoint",),
     "cairn.api.datasource": ("register",),
@@ -36,6 +38,12 @@ _HOMES = {
         "AggregateFunction", "CheckpointListener", "KeyedProcessFunction", "ReduceFunction", "RuntimeContext",
         "TimeDomain",
     ),
+    "cairn.model.outputs": ("OutputTag",),
+    "cairn.model.process": (
+        "BroadcastProcessFunction", "CheckpointedFunction", "CoProcessFunction", "KeyedBroadcastProcessFunction",
+        "KeyedCoProcessFunction", "ProcessFunction", "ProcessJoinFunction",
+    ),
+    "cairn.model.simple": ("CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "MapFunction"),
     "cairn.model.types": ("Types",),
     "cairn.runtime.vectorised": ("BatchContext",),
 }  # fmt: skip
@@ -51,12 +59,14 @@ if TYPE_CHECKING:
         JobManagerCheckpointStorage,
         RestartStrategies,
     )
+    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.datasource import register
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
+    from cairn.api.keyed import KeyedStream
     from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
-    from cairn.api.stream import DataStream, KeyedStream
+    from cairn.api.stream import DataStream
     from cairn.errors import (
         CairnError,
         CheckpointFailedError,
@@ -90,6 +100,17 @@ if TYPE_CHECKING:
         RuntimeContext,
         TimeDomain,
     )
+    from cairn.model.outputs import OutputTag
+    from cairn.model.process import (
+        BroadcastProcessFunction,
+        CheckpointedFunction,
+        CoProcessFunction,
+        KeyedBroadcastProcessFunction,
+        KeyedCoProcessFunction,
+        ProcessFunction,
+        ProcessJoinFunction,
+    )
+    from cairn.model.simple import CoFlatMapFunction, CoMapFunction, FilterFunction, FlatMapFunction, MapFunction
     from cairn.model.types import Types
     from cairn.runtime.vectorised import BatchContext
 
@@ -98,6 +119,9 @@ __all__ = [
     "AggregatingStateDescriptor",
     "BaseSink",
     "BatchContext",
+    "BroadcastConnectedStream",
+    "BroadcastProcessFunction",
+    "BroadcastStream",
     "CairnError",
     "CheckpointConfig",
     "CheckpointFailedError",
@@ -105,7 +129,12 @@ __all__ = [
     "CheckpointListener",
     "CheckpointStatus",
     "CheckpointType",
+    "CheckpointedFunction",
     "CheckpointingMode",
+    "CoFlatMapFunction",
+    "CoMapFunction",
+    "CoProcessFunction",
+    "ConnectedStreams",
     "CorruptFileError",
     "DataStream",
     "EmbeddedRocksDBStateBackend",
@@ -114,6 +143,8 @@ __all__ = [
     "FencedError",
     "FileSink",
     "FileSystemCheckpointStorage",
+    "FilterFunction",
+    "FlatMapFunction",
     "ForeachEpochSink",
     "HashMapStateBackend",
     "IncompatibleStateError",
@@ -122,14 +153,20 @@ __all__ = [
     "JobHandle",
     "JobManagerCheckpointStorage",
     "JobStatus",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "KeyedStream",
     "ListStateDescriptor",
     "LmdbStateBackend",
+    "MapFunction",
     "MapStateDescriptor",
     "NoopSink",
     "NotFoundError",
+    "OutputTag",
     "PrintSink",
+    "ProcessFunction",
+    "ProcessJoinFunction",
     "ReduceFunction",
     "ReducingStateDescriptor",
     "RestartStrategies",

@@ -115,10 +115,8 @@ def take_savepoint(job: JobHandle, wanted: dict[str, Any], folder: Path) -> None
     job.cancel()
 
 
-def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    plan = json.loads(sys.argv[1])
+def environment(plan: dict[str, Any]) -> StreamExecutionEnvironment:
+    """The environment of a job that runs what is there, and dies as planned."""
     folder = Path(plan["folder"])
     intercept(plan)
     config = {
@@ -137,7 +135,15 @@ def main() -> None:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **plan.get("options", {}),
     }
-    env = StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
+    return StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    plan = json.loads(sys.argv[1])
+    folder = Path(plan["folder"])
+    env = environment(plan)
     source = env.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
     function = SuicidalOracle(folder) if plan.get("workers") else Oracle()
     checked = env.from_df(source).key_by("key").process(function, OUTPUT, uid="oracle")

@@ -8,9 +8,10 @@ import os
 import random
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -22,6 +23,7 @@ from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.claims import release_claims
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, sweep_leftovers
+from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
 from cairn.api.planning import JobShape, RestorePlan, make_plan
@@ -33,6 +35,7 @@ from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.snapshots import find
 from cairn.api.sources import COMPACT_INTERVAL, TICKS
 from cairn.api.spark import (
+    Reader,
     SparkCluster,
     SparkSnapshots,
     collector,
@@ -40,6 +43,7 @@ from cairn.api.spark import (
     local_session,
     query_settings,
     refuse_native_state,
+    sink_reader,
     source_names,
     tagged_union,
 )
@@ -261,7 +265,7 @@ class StreamExecutionEnvironment:
             declared=probe(self.spark, self._operators, self._settings.parameters),
             parallelism=self._parallelism()[0],
             max_parallelism=self._settings.max_parallelism,
-            sources=self._source_names(self._frame()[0]),
+            sources=self._source_names(self._final_frame()[0]),
         )
 
     def _plan(self, files: LocalFileSystem, settings: Settings) -> RestorePlan:
@@ -276,23 +280,9 @@ class StreamExecutionEnvironment:
     def _source_names(self, frame: DataFrame) -> list[str]:
         return source_names(frame) + ([TICKS] if self._timers else [])
 
-    def _frame(self) -> tuple[DataFrame, dict[str, int]]:
-        """All that the sinks read as one stream, and which part of it each sink reads if there are several."""
-        streams: list[DataStream] = []
-        for stream, _ in self._sinks:
-            if not any(stream.df is known.df for known in streams):
-                streams.append(stream)
-        if len(streams) == 1:
-            return streams[0].df, {}
-        tags: dict[str, int] = {}
-        for stream, sink in self._sinks:
-            tags[sink.uid] = next(i for i, known in enumerate(streams) if known.df is stream.df)
-        return tagged_union([stream.df for stream in streams]), tags
-
     def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:
         spark = self.spark
-        sinks = [sink for _, sink in self._sinks]
-        frame, tags = self._frame()
+        frame, readers = self._final_frame()
         manifest = recovered.manifest
         spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
@@ -306,8 +296,8 @@ class StreamExecutionEnvironment:
             identity=recovered.identity,
             run=recovered.run,
             operators=plans,
-            sinks=sinks,
-            cluster=SparkCluster(spark, self._acks(), tags),
+            sinks=[sink for _, sink in self._sinks],
+            cluster=SparkCluster(spark, self._acks(), readers),
             offsets=LocalOffsets(spark_folder),
             settings=settings,
             current=recovered.manifest,
@@ -324,6 +314,30 @@ class StreamExecutionEnvironment:
         control = Control(steady, coordinator, handle._actions())
         thread = CheckpointThread(coordinator, control.serve)
         handle._attach(recovered, query, compactor, coordinator, thread, control, loop)
+
+    def _final_frame(self) -> tuple[DataFrame, dict[str, Reader]]:
+        """The frame of the whole job, and how each sink takes its rows out of it. Every function runs once in it."""
+        nodes = list(dict.fromkeys(stream.node for stream, _ in self._sinks))
+        for uid, times in Counter([*hidden_functions(nodes), *[f.uid for f in functions_of(nodes)]]).items():
+            if times > 1:
+                _log.warning(
+                    "operator %s runs %d times in every epoch, because its output was taken out as a DataFrame (.df) "
+                    "more than once or is read as a stream, too; use stream.transform(...) to have it run once",
+                    uid, times,
+                )  # fmt: skip
+        first = nodes[0]
+        if all(isinstance(n, Output) and isinstance(first, Output) and n.function is first.function for n in nodes):
+            assert isinstance(first, Output)
+            if first.function.sides:  # the sinks take their rows out of what the operator puts out
+                raw = Build().frame(first.function)
+                return raw, {sink.uid: cast(Output, stream.node).read for stream, sink in self._sinks}
+        shared = shared_functions(nodes)
+        again = shared or any(function.sides for function in functions_of(nodes))
+        plan = Build(shared)
+        frames = [plan.frame(node) if again else node.frame() for node in nodes]
+        if len(frames) == 1:
+            return frames[0], {}
+        return tagged_union(frames), {sink.uid: sink_reader(nodes.index(s.node)) for s, sink in self._sinks}
 
     def _coordinator(
         self,
@@ -417,7 +431,7 @@ class StreamExecutionEnvironment:
 
     def _claim_uid(self, uid: str | None, base: str, what: str) -> str:
         if uid is None:
-            if not self._settings.auto_uids:
+            if not self._settings.auto_uids and what in ("operator", "sink"):  # the others keep nothing under it
                 raise InvalidInputError(f"the {what} '{base}' has no uid, and pipeline.auto-generate-uids is false")
             number = 1 + sum(1 for known in self._uids if known.startswith(f"auto-{base}-"))
             uid = f"auto-{base}-{number}"

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cairn.api.background import Background
+from cairn.api.graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
 from cairn.coordinator.compaction import ranges_of
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
@@ -26,12 +27,14 @@ from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
 from cairn.runtime.compact import compact_range
 from cairn.runtime.operator import OperatorSpec
+from cairn.runtime.simple import SimpleSpec, run_simple
 from cairn.runtime.task import run_task
 
 PROPERTY = "cairn.epoch"
 SINK_COLUMN = "__cairn_sink"
 _QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.exchange.reuse": "true",  # an operator runs once for all its readers
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -101,16 +104,10 @@ class OperatorTask:
     def __init__(self, spec: OperatorSpec, acks: Accumulator[list[bytes]]) -> None:
         self.spec = spec
         self.acks = acks
+        self.__name__ = FUNCTION_PREFIX + spec.uid  # what Spark's plans call it
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        told = task.getLocalProperty(PROPERTY) if task is not None else None
-        if task is None or told is None:
-            raise EpochFailedError(
-                f"operator '{self.spec.uid}' was run outside of a cairn job: its output can be read only by the sinks "
-                "of a job that env.execute() started"
-            )
-        context = msgspec.msgpack.decode(bytes.fromhex(told), type=EpochContext)
+        task, context = _told(self.spec.uid)
 
         def acknowledge(ack: TaskAck) -> None:
             metrics = msgspec.structs.replace(ack.metrics, stage=task.stageId())
@@ -119,13 +116,41 @@ class OperatorTask:
         yield from run_task(self.spec, batches, context, task.taskAttemptId(), acknowledge)
 
 
+class SimpleTask:
+    """What Spark calls in a worker for `map`, `filter` and `flat_map` on a plain stream."""
+
+    def __init__(self, spec: SimpleSpec) -> None:
+        self.spec = spec
+        self.__name__ = FUNCTION_PREFIX + spec.uid
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task, context = _told(self.spec.uid)
+        yield from run_simple(self.spec, batches, context, task.partitionId(), task.taskAttemptId())
+
+
+def _told(uid: str) -> tuple[TaskContext, EpochContext]:
+    """The running task, and what the driver tells the tasks of this epoch."""
+    task = TaskContext.get()
+    told = task.getLocalProperty(PROPERTY) if task is not None else None
+    if task is None or told is None:
+        raise EpochFailedError(
+            f"operator '{uid}' was run outside of a cairn job: its output can be read only by the sinks of a job that "
+            "env.execute() started"
+        )
+    return task, msgspec.msgpack.decode(bytes.fromhex(told), type=EpochContext)
+
+
+Reader = Callable[[DataFrame], DataFrame]
+"""Takes the rows of one sink out of those of the epoch."""
+
+
 class SparkCluster:
     """`Cluster` of the epoch loop."""
 
-    def __init__(self, spark: SparkSession, acks: Accumulator[list[bytes]], tagged: Mapping[str, int]) -> None:
+    def __init__(self, spark: SparkSession, acks: Accumulator[list[bytes]], readers: Mapping[str, Reader]) -> None:
         self._spark = spark
         self._acks = acks
-        self._tagged = tagged
+        self._readers = readers
 
     def announce(self, context: bytes) -> None:
         self._acks.value = []
@@ -135,15 +160,15 @@ class SparkCluster:
         return list(self._acks.value)
 
     def frames(self, frame: DataFrame, sinks: Sequence[Any]) -> SparkFrames:
-        return SparkFrames(frame, sinks, self._tagged)
+        return SparkFrames(frame, sinks, self._readers)
 
 
 class SparkFrames:
     """The rows of each sink. With several readers the rows are computed once and kept until the epoch ends."""
 
-    def __init__(self, frame: DataFrame, sinks: Sequence[BaseSink], tagged: Mapping[str, int]) -> None:
+    def __init__(self, frame: DataFrame, sinks: Sequence[BaseSink], readers: Mapping[str, Reader]) -> None:
         self._frame = frame
-        self._tagged = tagged
+        self._readers = readers
         self._kept = len(sinks) > 1 or any(sink.materialised for sink in sinks)
         if self._kept:
             self._frame = frame.persist()
@@ -154,10 +179,8 @@ class SparkFrames:
                 raise
 
     def of(self, sink: Any) -> DataFrame:
-        tag = self._tagged.get(sink.uid)
-        if tag is None:
-            return self._frame
-        return self._frame.filter(F.col(SINK_COLUMN) == tag).select(f"sink{tag}.*")
+        reader = self._readers.get(sink.uid)
+        return self._frame if reader is None else reader(self._frame)
 
     def release(self) -> None:
         if self._kept:
@@ -179,6 +202,11 @@ def tagged_union(frames: Sequence[DataFrame]) -> DataFrame:
     for part in parts[1:]:
         united = united.unionByName(part)
     return united
+
+
+def sink_reader(tag: int) -> Reader:
+    """Takes one stream out of a tagged union."""
+    return lambda frame: frame.filter(F.col(SINK_COLUMN) == tag).select(f"sink{tag}.*")
 
 
 def source_names(frame: DataFrame) -> list[str]:

@@ -1,53 +1,281 @@
-"""Streams: DataFrames with a place in a job, keyed streams, and the operators on them."""
+"""Streams: DataFrames with a place in a job, and the operators that need no key."""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, overload
 
-import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import DataType as SparkType
-from pyspark.sql.types import NumericType, StructType
+from pyspark.sql.types import StructField, StructType
 
+from cairn.api.graph import Derived, Function, Given, Node, Output
+from cairn.api.plans import (
+    OutputType,
+    arrow_schema_of,
+    check_pickles,
+    event_time_of,
+    group_by_partition,
+    output_type_of,
+    plain_names,
+    raw_schema,
+    run_operator,
+    side_schema,
+    side_specs,
+    to_subtasks,
+)
 from cairn.api.sinks import BaseSink
-from cairn.api.spark import OperatorTask, refuse_native_state
+from cairn.api.spark import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
-from cairn.model.ddl import as_type, parse_type
-from cairn.model.functions import KeyedProcessFunction, ReduceFunction
-from cairn.model.types import DataType, Types
+from cairn.model.ddl import as_type
+from cairn.model.functions import KeyedProcessFunction
+from cairn.model.outputs import OutputTag
+from cairn.model.process import CheckpointedFunction, ProcessFunction
+from cairn.model.simple import FilterFunction, FlatMapFunction, MapFunction
+from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.builtin import RunningAggregate
+from cairn.runtime.kinds import PLAIN
 from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.reduce import Reduce
+from cairn.runtime.simple import SimpleSpec, method_of
 from cairn.state.codec import check_key_type
-from cairn.storage import layout
 
 if TYPE_CHECKING:
+    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.environment import StreamExecutionEnvironment
+    from cairn.api.keyed import KeyedStream
+    from cairn.model.descriptors import MapStateDescriptor
 
-_log = logging.getLogger("cairn.api")
-_WATERMARK = "spark.watermarkDelayMs"
-_EXACT_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+KEY_PREFIX = "__cairn_key_"
+"""What the names of columns begin with that hold computed keys."""
+
+Declared = str | DataType | StructType
+"""An output type: Spark DDL, `Types.*`, or a Spark StructType."""
 
 
 class DataStream:
-    """A streaming DataFrame in a job. `df` gives the DataFrame back, to be used with any Spark SQL."""
+    """A streaming DataFrame in a job. `df` gives the DataFrame back, to be used with any Spark SQL.
 
-    def __init__(self, env: StreamExecutionEnvironment, df: DataFrame) -> None:
+    Use `transform` rather than `df` where an operator's output is read more than once: cairn then sees all readers
+    and runs the operator once.
+    """
+
+    def __init__(
+        self, env: StreamExecutionEnvironment, df: DataFrame | None = None, node: Node | None = None, bare: bool = False
+    ) -> None:
         self.env = env
-        self.df = df
+        self.bare = bare
+        """Functions are given the values of the only column rather than rows."""
+        if node is None:
+            if df is None:
+                raise InvalidInputError("a stream needs a DataFrame")
+            node = Given(df)
+        self.node = node
 
-    def key_by(self, *keys: str | Column) -> KeyedStream:
-        """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state."""
+    @property
+    def df(self) -> DataFrame:
+        return self.node.frame()
+
+    def key_by(self, *keys: str | Column | Callable[[Any], Any], key_type: str | DataType | None = None) -> KeyedStream:
+        """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state.
+
+        A Python function of an element does as well: `key_by(lambda row: row[0], key_type=Types.STRING())`. Columns
+        cost less, since Spark computes them without Python.
+        """
+        from cairn.api.keyed import KeyedStream
+
         if not keys:
             raise InvalidInputError("key_by needs at least one column")
-        return KeyedStream(self, keys)
+        if len(keys) == 1 and callable(keys[0]) and not isinstance(keys[0], (str, Column)):
+            return KeyedStream(self._with_selected(keys[0], key_type), (f"{KEY_PREFIX}0",))
+        if key_type is not None:
+            raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
+        return KeyedStream(self, tuple(_checked_key(key) for key in keys))
+
+    def _with_selected(self, func: Callable[[Any], Any], key_type: str | DataType | None) -> DataStream:
+        """The stream with one more column, which a function computes."""
+        if key_type is None:
+            raise InvalidInputError(
+                "key_by with a function needs the type of its keys, as in key_by(f, key_type=Types.STRING()): pickled "
+                "keys would be told apart by their bytes, which differ between equal objects"
+            )
+        dtype = as_type(key_type)
+        check_key_type("of the function", dtype)
+        key = output_type_of(dtype).schema.fields[0].dataType
+        schema = StructType([*self.df.schema.fields, StructField(f"{KEY_PREFIX}0", key)])
+        return self._simple("key", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+        """Apply any Spark SQL that keeps no state: `stream.transform(lambda df: df.filter("amount > 0"))`.
+
+        The function may be called more than once; it must depend on nothing but the DataFrame that it is given.
+        """
+        if not callable(function):
+            raise InvalidInputError("transform takes a function that makes a DataFrame of a DataFrame")
+        node = Derived([self.node], function)
+        made = node.frame()
+        if not isinstance(made, DataFrame):
+            raise InvalidInputError(f"transform: the function gave a {type(made).__name__}, not a DataFrame")
+        if not made.isStreaming:
+            raise InvalidInputError("transform: the function gave a DataFrame that is not made of the stream")
+        refuse_native_state(made)
+        return DataStream(self.env, node=node)
+
+    def union(self, *streams: DataStream) -> DataStream:
+        """The rows of this stream and of others, which must have the same columns in the same order."""
+        if not streams:
+            raise InvalidInputError("union takes at least one other stream")
+        mine = self.df.schema
+        for other in streams:
+            if not isinstance(other, DataStream):
+                raise InvalidInputError(f"union takes streams, not {type(other).__name__}")
+            if other.env is not self.env:
+                raise InvalidInputError("union: the streams belong to two environments, that is, to two jobs")
+            theirs = other.df.schema
+            if [(f.name, f.dataType) for f in theirs.fields] != [(f.name, f.dataType) for f in mine.fields]:
+                raise InvalidInputError(
+                    f"union: the streams have different columns, ({mine.simpleString()}) and "
+                    f"({theirs.simpleString()}); use transform(lambda df: df.select(...)) to make them alike"
+                )
+
+        def together(*frames: DataFrame) -> DataFrame:
+            made = frames[0]
+            for frame in frames[1:]:
+                made = made.union(frame)
+            return made
+
+        node = Derived([self.node, *[other.node for other in streams]], together)
+        return DataStream(self.env, node=node, bare=self.bare and all(other.bare for other in streams))
+
+    def map(
+        self,
+        func: MapFunction | Callable[[Any], Any],
+        output_type: Declared | None = None,
+        uid: str | None = None,
+        name: str | None = None,
+    ) -> DataStream:
+        """Turn every element into one of `output_type`; without that, into one of the stream's own type."""
+        return self._simple("map", func, output_type, uid, name)
+
+    def filter(
+        self, func: FilterFunction | Callable[[Any], bool], uid: str | None = None, name: str | None = None
+    ) -> DataStream:
+        """Keep the elements for which the function says true."""
+        return self._simple("filter", func, None, uid, name)
+
+    def flat_map(
+        self,
+        func: FlatMapFunction | Callable[[Any], Any],
+        output_type: Declared | None = None,
+        uid: str | None = None,
+        name: str | None = None,
+    ) -> DataStream:
+        """Turn every element into any number of elements of `output_type` (of the stream's own type without that)."""
+        return self._simple("flat_map", func, output_type, uid, name)
+
+    def _simple(
+        self, kind: str, func: Any, declared: Declared | OutputType | None, uid: str | None, name: str | None
+    ) -> DataStream:
+        check_simple(kind, func)
+        label = name or function_name(func)
+        claimed = self.env._claim_uid(uid, slug(label), kind)
+        check_pickles(func, claimed)
+        if isinstance(declared, OutputType):
+            output = declared
+        else:
+            output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
+        spec = SimpleSpec(
+            uid=claimed, kind=kind, function=func, columns=tuple(self.df.columns),
+            output=arrow_schema_of(output.schema), parallelism=self.env.get_parallelism(), bare_in=self.bare,
+            bare_out=output.bare,
+        )  # fmt: skip
+
+        def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
+            told = replace(spec, tagged=tagged, sides=side_specs(sides)) if tagged else spec
+            return plain_names(frames[0]).mapInArrow(SimpleTask(told), raw_schema(output.schema, tagged, sides))
+
+        return self._function(claimed, [self.node], make, output.bare)
+
+    def process(
+        self,
+        func: ProcessFunction,
+        output_type: Declared,
+        uid: str | None = None,
+        name: str | None = None,
+    ) -> DataStream:
+        """Apply a `ProcessFunction` row by row. With `CheckpointedFunction` mixed in it has operator state.
+
+        The rows of one Spark partition go to one subtask, in their order.
+        """
+        given: Any = func
+        if not isinstance(given, ProcessFunction):
+            hint = "; call key_by(...) first" if isinstance(given, KeyedProcessFunction) else ""
+            raise InvalidInputError(
+                f"process on a stream without key takes a ProcessFunction, not {type(given).__name__}{hint}"
+            )
+        refuse_native_state(self.df)
+        env = self.env
+        label = name or type(func).__name__
+        claimed = env._claim_uid(uid, slug(label), "operator")
+        check_pickles(func, claimed)
+        parallelism, groups = env._parallelism()
+        output = output_type_of(output_type)
+        schema = self.df.schema
+        spec = OperatorSpec(
+            uid=claimed, name=label, function=func, vectorised=False, parallelism=parallelism, max_parallelism=groups,
+            key_columns=(), key_types=(), columns=tuple(schema.names), output=arrow_schema_of(output.schema),
+            event_time=event_time_of(schema), backend=env._settings.backend, kind=PLAIN, bare_in=self.bare,
+            bare_out=output.bare,
+        )  # fmt: skip
+
+        def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
+            rows = plain_names(frames[0]).withColumn(GROUP_COLUMN, group_by_partition(parallelism, groups))
+            shuffled = to_subtasks(rows, parallelism, groups)
+            return run_operator(spec, shuffled, output.schema, tagged, sides, env._acks())
+
+        env._add_operator(spec, False)
+        return self._function(claimed, [self.node], make, output.bare)
+
+    @overload
+    def connect(self, other: DataStream) -> ConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """Two streams of any types, for a function that sees the rows of both."""
+        from cairn.api.connected import connect
+
+        return connect(self, other)
+
+    def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
+        """Every element to every subtask of what it is connected to, which keeps it in these map states."""
+        from cairn.api.connected import BroadcastStream
+
+        return BroadcastStream(self, descriptors)
+
+    def _function(self, uid: str, parents: list[Node], make: Any, bare: bool) -> DataStream:
+        node = Function(uid, parents, make, self.env.get_parallelism())
+        return DataStream(self.env, node=node.main, bare=bare)
+
+    def get_side_output(self, output_tag: OutputTag) -> DataStream:
+        """The values that the operator of this stream puts out to a side output."""
+        if not isinstance(output_tag, OutputTag):
+            raise InvalidInputError(f"get_side_output takes an OutputTag, not {type(output_tag).__name__}")
+        if not isinstance(self.node, Output) or self.node.number:
+            raise InvalidInputError(
+                f"this stream is not the output of an operator, so there is no side output '{output_tag.tag_id}' of "
+                "it; call get_side_output on what process(...), map(...) or another operator returned"
+            )
+        function = self.node.function
+        for number, known in enumerate(function.sides, 1):
+            if known == output_tag:
+                if known.ddl != output_tag.ddl:
+                    raise InvalidInputError(
+                        f"operator '{function.uid}': the side output '{known.tag_id}' has type ({known.ddl}) already "
+                        f"and cannot also have type ({output_tag.ddl})"
+                    )
+                return DataStream(self.env, node=function.outputs[number], bare=known.bare)
+        side_schema(output_tag)  # fails here if Spark does not know the type
+        return DataStream(self.env, node=function.add_side(output_tag), bare=output_tag.bare)
 
     def sink_to(self, sink: BaseSink, uid: str | None = None) -> None:
         """Write the stream to a sink when the job runs."""
@@ -60,225 +288,29 @@ class DataStream:
         self.env._add_sink(self, sink)
 
 
-class KeyedStream:
-    """A stream partitioned by key. Operators on it have keyed state and timers."""
+def _checked_key(key: Any) -> str | Column:
+    if isinstance(key, (str, Column)):
+        return key
+    raise InvalidInputError(
+        f"a key is a column name or a Spark column, not {type(key).__name__}; a Python function must be the only one"
+    )
 
-    def __init__(self, stream: DataStream, keys: tuple[str | Column, ...]) -> None:
-        self.env = stream.env
-        self._stream = stream
-        df = stream.df
-        refuse_native_state(df)
-        if not df.isStreaming:
-            raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
-        self._user_columns = list(df.columns)
-        if GROUP_COLUMN in self._user_columns:
-            raise InvalidInputError(f"the column name {GROUP_COLUMN} is taken by cairn")
-        self._key_names: list[str] = []
-        hidden: list[Column] = []
-        for number, key in enumerate(keys):
-            if isinstance(key, str):
-                self._key_names.append(self._column_name(key))
-            elif isinstance(key, Column):
-                name = f"__cairn_key_{number}"
-                hidden.append(key.alias(name))
-                self._key_names.append(name)
-            else:
-                raise InvalidInputError(f"a key is a column name or a Spark column, not {type(key).__name__}")
-        self._df = df.select("*", *hidden) if hidden else df
-        self._key_types: list[tuple[str, DataType]] = []
-        for name in self._key_names:
-            declared = self._df.schema[name].dataType
-            try:
-                dtype = parse_type(declared.simpleString())
-            except InvalidInputError:
-                dtype = DataType(declared.simpleString(), as_type("binary").storage, _never, _never)
-            check_key_type(name, dtype)
-            self._key_types.append((_shown(name), dtype))
 
-    def _column_name(self, given: str) -> str:
-        """The column that a name means, found as Spark finds it: without regard to case unless Spark is told to."""
-        names = self._user_columns
-        if given in names:
-            return given
-        alike = [name for name in names if name.lower() == given.lower()]
-        if len(alike) == 1:
-            return alike[0]
+def check_simple(kind: str, func: Any) -> None:
+    if method_of(kind, func) is None:
+        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}.get(kind, "function")
+        raise InvalidInputError(f"{kind} takes a {wanted} or a function of one value, not {type(func).__name__}")
+    if isinstance(func, CheckpointedFunction):
         raise InvalidInputError(
-            f"there is no column '{given}' to key by; the stream has {', '.join(names)}", column=given
+            f"{kind}: {type(func).__name__} keeps operator state, which process functions have: make it a "
+            "ProcessFunction and call process(...)"
         )
 
-    def process(
-        self,
-        func: KeyedProcessFunction,
-        output_type: str | StructType,
-        uid: str | None = None,
-        name: str | None = None,
-    ) -> DataStream:
-        """Apply a `KeyedProcessFunction` row by row."""
-        if not isinstance(func, KeyedProcessFunction):
-            raise InvalidInputError(f"process takes a KeyedProcessFunction, not {type(func).__name__}")
-        timers = type(func).on_timer is not KeyedProcessFunction.on_timer
-        return self._operator(func, output_type, uid, name or type(func).__name__, timers=timers)
 
-    def process_batch(
-        self,
-        func: Callable[[pa.RecordBatch, Any], Any],
-        output_type: str | StructType,
-        states: Mapping[str, str | DataType] | None = None,
-        uid: str | None = None,
-        name: str | None = None,
-    ) -> DataStream:
-        """Apply a function to whole Arrow batches, with the state of all their keys at once in columns.
-
-        `func(batch, ctx)` returns a RecordBatch of the output type; `states` declares value states by name and type.
-        See `cairn.BatchContext` for what `ctx` offers.
-        """
-        if not callable(func):
-            raise InvalidInputError("process_batch takes a function of a batch and a context")
-        declared = tuple((state, as_type(dtype).ddl) for state, dtype in (states or {}).items())
-        for state, ddl in declared:
-            layout.checked(state, "state name")
-            if ddl == "pickle" or "<" in ddl:
-                raise InvalidInputError(f"state '{state}': process_batch keeps scalar types only, not {ddl}")
-        label = name or str(getattr(func, "__name__", type(func).__name__))
-        return self._operator(func, output_type, uid, label, vectorised=True, states=declared)
-
-    def reduce(
-        self,
-        func: ReduceFunction | Callable[[Any, Any], Any],
-        uid: str | None = None,
-        name: str | None = None,
-    ) -> DataStream:
-        """Combine the rows of each key, two at a time; emits the combined row after every row."""
-        reduce_rows = func.reduce if isinstance(func, ReduceFunction) else func
-        if not callable(reduce_rows):
-            raise InvalidInputError("reduce takes a ReduceFunction or a function of two rows")
-        schema = self._stream.df.schema
-        fields = [(field.name, parse_type(field.dataType.simpleString())) for field in schema.fields]
-        row_type = Types.ROW_NAMED([n for n, _ in fields], [t for _, t in fields])
-        return self._operator(Reduce(reduce_rows, row_type.ddl), schema, uid, name or "Reduce")
-
-    def sum(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running sum of a column per key; one row (keys, `sum`) for every row. Nulls do not count."""
-        return self._aggregate("sum", column, uid, name)
-
-    def min(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running minimum of a column per key; one row (keys, `min`) for every row. Nulls do not count."""
-        return self._aggregate("min", column, uid, name)
-
-    def max(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running maximum of a column per key; one row (keys, `max`) for every row. Nulls do not count."""
-        return self._aggregate("max", column, uid, name)
-
-    def count(self, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running number of rows per key; one row (keys, `count`) for every row."""
-        return self._aggregate("count", None, uid, name)
-
-    def _aggregate(self, kind: str, column: str | None, uid: str | None, name: str | None) -> DataStream:
-        result = "bigint"
-        if column is not None:
-            column = self._column_name(column)
-            declared: SparkType = self._df.schema[column].dataType
-            ddl = declared.simpleString()
-            if not isinstance(declared, NumericType) or ddl.startswith("decimal"):
-                raise InvalidInputError(
-                    f"{kind}('{column}'): the column has type {ddl}; {kind} takes whole or floating-point numbers "
-                    "(cast the column, or use reduce or process)"
-                )
-            result = "bigint" if ddl in _EXACT_INTEGERS else "double"
-        keys = tuple(self._key_names)
-        shown = [_shown(key) for key in keys]
-        output = ", ".join(f"`{key}` {dtype.ddl}" for key, (_, dtype) in zip(shown, self._key_types, strict=True))
-        function = RunningAggregate(kind, column or "", kind, keys, tuple(shown), kind)
-        return self._operator(
-            function, f"{output}, `{kind}` {result}", uid, name or kind.capitalize(),
-            vectorised=True, states=((kind, result),), with_keys=True,
-        )  # fmt: skip
-
-    def _operator(
-        self,
-        function: Any,
-        output_type: str | StructType,
-        uid: str | None,
-        name: str,
-        vectorised: bool = False,
-        states: tuple[tuple[str, str], ...] = (),
-        timers: bool = False,
-        with_keys: bool = False,
-    ) -> DataStream:
-        env = self.env
-        position = "-".join([re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "operator"])
-        claimed = env._claim_uid(uid, position, "operator")
-        _check_pickles(function, claimed)
-        parallelism, groups = env._parallelism()
-        spark = env.spark
-        schema = output_type if isinstance(output_type, StructType) else _spark_schema(output_type)
-        df = self._df
-        columns = df.columns
-        event_time = [i for i, f in enumerate(df.schema.fields) if _WATERMARK in (f.metadata or {})]
-        spec = OperatorSpec(
-            uid=claimed,
-            name=name,
-            function=function,
-            vectorised=vectorised,
-            parallelism=parallelism,
-            max_parallelism=groups,
-            key_columns=tuple(columns.index(key) for key in self._key_names),
-            key_types=tuple((shown, dtype.ddl) for shown, dtype in self._key_types),
-            columns=tuple(columns if with_keys else self._user_columns),
-            output=to_arrow_schema(schema),
-            event_time=event_time[0] if event_time else -1,
-            backend=env._settings.backend,
-            states=states,
-        )
-        if len(set(columns)) < len(columns) or not all(map(str.isidentifier, columns)):
-            df = df.toDF(*[f"c{place}" for place in range(len(columns))])  # mapInArrow takes plain names only
-        group = F.pmod(F.hash(*[F.col(f"`{df.columns[i]}`") for i in spec.key_columns]), F.lit(groups)).cast("int")
-        rows = df.withColumn(GROUP_COLUMN, group)
-        everywhere = spark.range(0, parallelism, 1, 1).select(
-            *[F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema.fields],
-            (-F.col("id") - 1).cast("int").alias(GROUP_COLUMN),
-        )
-        target = F.expr(
-            f"int(CASE WHEN {GROUP_COLUMN} < 0 THEN -{GROUP_COLUMN} - 1 "
-            f"ELSE {GROUP_COLUMN} * {parallelism} DIV {groups} END)"
-        )
-        shuffled = rows.union(everywhere).repartitionById(parallelism, target)
-        task = OperatorTask(spec, env._acks())
-        out = shuffled.mapInArrow(task, schema)
-        env._add_operator(spec, timers)
-        return DataStream(env, out)
+def function_name(func: Any) -> str:
+    """What a function is called where users see it."""
+    return re.sub(r"^<lambda>$", "lambda", str(getattr(func, "__name__", type(func).__name__)))
 
 
-def _shown(name: str) -> str:
-    """Key expressions are called key_0, key_1, ... where users see them."""
-    return re.sub(r"^__cairn_", "", name)
-
-
-def _never(value: Any) -> Any:
-    raise InvalidInputError("this type cannot be a key")
-
-
-def _check_pickles(function: Any, uid: str) -> None:
-    """A function that cannot travel to the workers is refused where it is defined."""
-    try:
-        cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise InvalidInputError(
-            f"operator '{uid}': its function cannot be sent to the Spark workers ({type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else error!r}). Do not keep a Spark session, "
-            "lock, socket or open file in it; make such things in open().",
-            uid=uid,
-        ) from error
-
-
-def _spark_schema(ddl: str) -> StructType:
-    try:
-        schema = StructType.fromDDL(ddl)
-        if not isinstance(schema, StructType):
-            raise TypeError("it names a single type, not columns")
-    except Exception as error:
-        raise InvalidInputError(
-            f"output type {ddl!r} is no Spark DDL such as 'user string, total bigint': {error}"
-        ) from error
-    return schema
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "operator"

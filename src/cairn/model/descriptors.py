@@ -158,6 +158,7 @@ class StateKind(Enum):
     MAP = "map"
     REDUCING = "reducing"
     AGGREGATING = "aggregating"
+    RAW = "raw"
 
 
 class StateDescriptor:
@@ -222,6 +223,15 @@ class ValueStateDescriptor(StateDescriptor):
         field_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name, value_type_info, field_defaults)
+
+
+class RawStateDescriptor(StateDescriptor):
+    """Bytes that only the function itself understands."""
+
+    kind = StateKind.RAW
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "binary")
 
 
 class ListStateDescriptor(StateDescriptor):

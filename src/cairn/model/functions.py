@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ReducingStateDescriptor,
         ValueStateDescriptor,
     )
+    from cairn.model.outputs import OutputTag
 
 
 class TimeDomain(Enum):
@@ -25,8 +26,14 @@ class TimeDomain(Enum):
 class ReduceFunction(ABC):
     """Combines two values into one of the same type."""
 
+    def open(self, runtime_context: RuntimeContext) -> None:  # noqa: B027 - need not be defined
+        """Called before the first row by `keyed.reduce(...)`. Get the state handles here."""
+
     @abstractmethod
     def reduce(self, value1: Any, value2: Any) -> Any: ...
+
+    def close(self) -> None:  # noqa: B027 - need not be defined
+        """Called after the last row of the epoch by `keyed.reduce(...)`."""
 
 
 class AggregateFunction(ABC):
@@ -108,6 +115,8 @@ class RuntimeContext(Protocol):
     def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState: ...
     def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> MergingState: ...
     def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> MergingState: ...
+    def get_raw_state(self, name: str) -> ValueState:
+        """Bytes of the current key that nobody else interprets."""
 
 
 class TimerService(Protocol):
@@ -148,6 +157,7 @@ class KeyedProcessFunction:
         def get_current_key(self) -> Any: ...
         def timestamp(self) -> int | None: ...
         def timer_service(self) -> TimerService: ...
+        def output(self, tag: OutputTag, value: Any) -> None: ...
 
     class OnTimerContext(Context, Protocol):
         def time_domain(self) -> TimeDomain: ...
@@ -156,7 +166,10 @@ class KeyedProcessFunction:
         """Get the state handles here."""
 
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
-        """`value` is a named tuple of the row. Yield (or return an iterable of) tuples of the output type."""
+        """`value` is a named tuple of the row. Yield (or return an iterable of) tuples of the output type.
+
+        `yield tag, value` and `ctx.output(tag, value)` put a value out to the side output of an `OutputTag`.
+        """
         raise TypeError(f"{type(self).__name__} must define process_element(value, ctx)")
 
     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any] | None:

@@ -18,6 +18,10 @@ DEFER_EPOCHS = 8
 shortened only where no store lags any more, so that none has to be rebuilt for it."""
 
 
+OPERATOR_KINDS = ("operator-list", "operator-union", "broadcast")
+"""States that belong to a subtask rather than to keys."""
+
+
 class StateSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One registered state of an operator, as stored. Two specs are compatible when `signature` is equal."""
 
@@ -31,7 +35,7 @@ class StateSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def has_entries(self) -> bool:
         """Stored as entries (maps, lists, timers) rather than as one value per key."""
-        return self.kind in ("map", "list", "timer")
+        return self.kind in ("map", "list", "timer", *OPERATOR_KINDS)
 
     @property
     def signature(self) -> str:

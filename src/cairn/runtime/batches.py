@@ -13,10 +13,13 @@ import pyarrow.compute as pc
 
 from cairn.errors import InternalError, InvalidInputError, UserFunctionError
 from cairn.model.keygroups import KeyGroupRange
+from cairn.model.outputs import OutputTag
 from cairn.state.codec import KeyCodec, with_groups
 from cairn.state.slots import KeySlots
 
 GROUP_COLUMN = "__cairn_group"
+INPUT_COLUMN = "__cairn_input"
+ORDER_COLUMN = "__cairn_order"
 CHUNK_ROWS = 512 * 1024
 CHUNK_BYTES = 48 << 20
 _MISFIT = (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError)
@@ -87,8 +90,9 @@ class KeyedChunk:
 class OutputBuilder:
     """Rows that user code emitted, turned into Arrow batches of the declared type."""
 
-    def __init__(self, operator: str, schema: pa.Schema) -> None:
+    def __init__(self, operator: str, schema: pa.Schema, side: str = "") -> None:
         self._operator = operator
+        self._where = f"operator '{operator}'" + (f", side output '{side}'," if side else "")
         self._schema = schema
         self._width = len(schema)
         self._struct = pa.struct(list(schema))
@@ -136,6 +140,8 @@ class OutputBuilder:
         if isinstance(error, UserFunctionError):
             return error
         for row in rows:
+            if is_aside(row):
+                return unknown_tag(self._operator, row[0], ())
             if len(row) != self._width:
                 return self._wrong(row, f"it has {len(row)} values instead of {self._width}")
             for value, field in zip(row, self._schema, strict=True):
@@ -149,7 +155,7 @@ class OutputBuilder:
         shown = repr(tuple(row) if isinstance(row, tuple) else row)
         declared = ", ".join(f"{field.name} {field.type}" for field in self._schema)
         return UserFunctionError(
-            f"operator '{self._operator}' emitted {shown[:200]}, which is not of the output type ({declared}): {why}."
+            f"{self._where} emitted {shown[:200]}, which is not of the output type ({declared}): {why}."
             " Nothing of this epoch was kept.",
             operator=self._operator,
         )
@@ -180,6 +186,22 @@ class OutputBuilder:
                     f"operator '{self._operator}', column '{field.name}': {column.type} is no {field.type}: {error}"
                 ) from None
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def is_aside(row: Any) -> bool:
+    """Whether what a function put out is a value for a side output: `yield tag, value`."""
+    return isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], OutputTag)
+
+
+def unknown_tag(operator: str, tag: OutputTag, known: Sequence[str]) -> UserFunctionError:
+    read = f"it reads {', '.join(known)}" if known else "it reads none of this operator"
+    return UserFunctionError(
+        f"operator '{operator}' put a value out to the side output '{tag.tag_id}', which the job does not read "
+        f"({read}). Read it with get_side_output(OutputTag('{tag.tag_id}', ...)), or do not put it out. Nothing of "
+        "this epoch was kept.",
+        operator=operator,
+        tag=tag.tag_id,
+    )
 
 
 def row_columns(batch: pa.RecordBatch, count: int) -> list[list[Any]]:

@@ -12,13 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
 from itertools import repeat
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from cairn.errors import (
     CairnError,
+    InternalError,
     InvalidInputError,
     StateMisuseError,
     UserFunctionError,
@@ -27,46 +29,32 @@ from cairn.model.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
+    RawStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
     ValueStateDescriptor,
 )
 from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
-from cairn.model.manifest import NO_WATERMARK, EpochContext
+from cairn.model.manifest import NO_WATERMARK, OPERATOR_KINDS, EpochContext
+from cairn.model.outputs import OutputTag
+from cairn.model.process import CheckpointedFunction
 from cairn.model.types import row_class
-from cairn.runtime.batches import KeyedChunk, OutputBuilder, event_times, joined, row_columns
+from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
+from cairn.runtime.outputs import output_builder
 from cairn.runtime.registry import StateRegistry
+from cairn.runtime.spec import InputSpec as InputSpec
+from cairn.runtime.spec import OperatorSpec as OperatorSpec
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
 from cairn.storage.statefile import Section
+
+if TYPE_CHECKING:
+    from cairn.runtime.operator_states import History, OperatorStates
 
 SLICE_ROWS = 16 * 1024
 OUTPUT_BYTES = 16 << 20
 MOST_LAST_TIMERS = 10_000_000
 """How many timers may fire in one sweep at the end of event time before they are taken for endless."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorSpec:
-    """All that is fixed when a job is defined. Travels to the workers with the function."""
-
-    uid: str
-    name: str
-    function: Any
-    vectorised: bool
-    parallelism: int
-    max_parallelism: int
-    key_columns: tuple[int, ...]
-    key_types: tuple[tuple[str, str], ...]
-    """Name and DDL of each key column."""
-    columns: tuple[str, ...]
-    """Names of the input columns, without cairn's own."""
-    output: pa.Schema
-    event_time: int = -1
-    """Position of the column that carries the watermark, or -1."""
-    backend: str = "lmdb"
-    states: tuple[tuple[str, str], ...] = ()
-    """Name and DDL of the value states that a vectorised function declared."""
 
 
 @dataclass(slots=True)
@@ -141,6 +129,9 @@ class TaskRuntimeContext:
     def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> Any:
         return self._get(state_descriptor, AggregatingStateDescriptor)
 
+    def get_raw_state(self, name: str) -> Any:
+        return self._get(RawStateDescriptor(name), RawStateDescriptor)
+
 
 class TaskTimerService:
     """`TimerService` of one task. Watermark and processing time are those of the epoch, and stand still within it."""
@@ -173,9 +164,11 @@ class TaskTimerService:
 class ElementContext:
     """`KeyedProcessFunction.Context` and `OnTimerContext` in one object, reused for every call."""
 
-    __slots__ = ("_codec", "_domain", "_slots", "_timers", "time")
+    __slots__ = ("_codec", "_domain", "_slots", "_timers", "aside", "time")
 
     def __init__(self, slots: KeySlots, codec: KeyCodec, timers: TaskTimerService) -> None:
+        self.aside: list[Any] = []
+        """What `output` was given, as it would have been yielded."""
         self._slots = slots
         self._codec = codec
         self._timers = timers
@@ -191,6 +184,9 @@ class ElementContext:
     def timer_service(self) -> TaskTimerService:
         return self._timers
 
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self.aside.append((tag, value))
+
     def time_domain(self) -> TimeDomain:
         if self._domain is None:
             raise StateMisuseError("time_domain() is known in on_timer only")
@@ -200,9 +196,11 @@ class ElementContext:
 class ProcessOperator:
     """Runs a `KeyedProcessFunction` over the chunks of one epoch."""
 
+    runtime_context = TaskRuntimeContext
+
     def __init__(
         self, spec: OperatorSpec, codec: KeyCodec, registry: StateRegistry, context: EpochContext,
-        subtask: int, attempt: int, timings: Timings,
+        subtask: int, attempt: int, timings: Timings, history: History | None = None,
     ) -> None:  # fmt: skip
         self._spec = spec
         self._codec = codec
@@ -212,16 +210,48 @@ class ProcessOperator:
         self._subtask = subtask
         self._timings = timings
         self._function: KeyedProcessFunction = spec.function
-        timers = TaskTimerService(registry, context)
-        self._element = ElementContext(self._slots, codec, timers)
-        self._output = OutputBuilder(spec.uid, spec.output)
-        self._row = row_class(spec.columns)
+        self._timer_service = TaskTimerService(registry, context)
+        self._element = self._make_element()
+        self._output = output_builder(spec.uid, spec.output, spec.bare_out, spec.tagged, spec.sides, subtask)
+        self._row: Callable[[Any], Any] = itemgetter(0) if spec.bare_in else row_class(spec.columns)
         self.fired = 0
-        runtime = TaskRuntimeContext(spec, subtask, attempt, registry, context.parameters)
+        runtime = self.runtime_context(spec, subtask, attempt, registry, context.parameters)
+        self._history = history
+        self._operator_states: OperatorStates | None = None
+        if history is not None and history.rescaled and any(s.kind in OPERATOR_KINDS for s in registry.specs.values()):
+            self.operator_states  # noqa: B018 - takes over what other subtasks had, whether it is asked for or not
+        self._prepare()
+        if isinstance(self._function, CheckpointedFunction):
+            self._initialize_state(self._function, runtime)
         with self._explained("open()"):
             self._function.open(runtime)
         if isinstance(self._function, CheckpointListener):
             self._tell_of_checkpoints(self._function)
+
+    def _make_element(self) -> Any:
+        return ElementContext(self._slots, self._codec, self._timer_service)
+
+    def _prepare(self) -> None:
+        """What other kinds of operators make before the function is opened."""
+
+    @property
+    def operator_states(self) -> OperatorStates:
+        """The operator state of this subtask."""
+        if self._operator_states is None:
+            from cairn.runtime.operator_states import OperatorStates
+
+            if self._history is None:
+                raise InternalError(f"operator '{self._spec.uid}': nobody said where its operator state is")
+            self._operator_states = OperatorStates(self._registry, self._history)
+        return self._operator_states
+
+    def _initialize_state(self, function: CheckpointedFunction, runtime: TaskRuntimeContext) -> None:
+        from cairn.runtime.operator_states import InitializationContext
+
+        states = self.operator_states
+        assert self._history is not None
+        with self._explained("initialize_state()"):
+            function.initialize_state(InitializationContext(states, self._history, runtime))
 
     def _tell_of_checkpoints(self, function: CheckpointListener) -> None:
         for number, complete in self._context.notices:
@@ -264,6 +294,7 @@ class ProcessOperator:
         element._domain = None
         element.time = None
         self._timings.add("timers", since)
+        self._take_aside(outputs)
         if outputs:
             yield self._built(outputs)
 
@@ -272,12 +303,13 @@ class ProcessOperator:
         processor's cache and takes the memory that the slice before it gave back.
         """
         since = time.perf_counter()
-        chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
+        slots = self._slots_of(batch)
         self._timings.add("decode", since)
         held: list[pa.RecordBatch] = []
         size = 0
         for start in range(0, batch.num_rows, SLICE_ROWS):
-            outputs = self._process_slice(batch.slice(start, SLICE_ROWS), chunk.slots[start : start + SLICE_ROWS])
+            outputs = self._process_slice(batch.slice(start, SLICE_ROWS), slots[start : start + SLICE_ROWS])
+            self._take_aside(outputs)
             if outputs:
                 held.append(self._built(outputs))
                 size += held[-1].nbytes
@@ -286,6 +318,11 @@ class ProcessOperator:
                 held, size = [], 0
         if held:
             yield joined(held)
+
+    def _slots_of(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        """The slot of every row's key."""
+        slots: np.ndarray[Any, Any] = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots).slots
+        return slots
 
     def _process_slice(self, batch: pa.RecordBatch, key_slots: np.ndarray[Any, Any]) -> list[Any]:
         since = time.perf_counter()
@@ -336,6 +373,13 @@ class ProcessOperator:
 
         return extend
 
+    def _take_aside(self, outputs: list[Any]) -> None:
+        """Move what went through `ctx.output` to the other outputs."""
+        aside = self._element.aside
+        if aside:
+            outputs += aside
+            aside.clear()
+
     def _built(self, outputs: list[Any]) -> pa.RecordBatch:
         since = time.perf_counter()
         batch = self._output.build(outputs)
@@ -343,6 +387,12 @@ class ProcessOperator:
         return batch
 
     def close(self) -> None:
+        """After the last row: let the function put its operator state down, and close it."""
+        if isinstance(self._function, CheckpointedFunction):
+            from cairn.runtime.operator_states import SnapshotContext
+
+            with self._explained("snapshot_state()"):
+                self._function.snapshot_state(SnapshotContext(self._context.epoch, self._context.time_ms))
         with self._explained("close()"):
             self._function.close()
 

@@ -37,6 +37,7 @@ class StateRegistry:
         self, uid: str, slots: KeySlots, store: WorkingStore, stored: Iterable[StateSpec], context: EpochContext
     ) -> None:
         self.uid = uid
+        self.epoch = context.epoch
         self.slots = slots
         self.store = store
         self._context = context
@@ -52,7 +53,7 @@ class StateRegistry:
     def handle(self, descriptor: StateDescriptor) -> Any:
         """The handle of a state. The same name gives the same handle; another kind or type under it is an error."""
         spec = spec_of(descriptor)
-        self._check(spec)
+        self.check(spec)
         if descriptor.name in self._handles:
             return self._handles[descriptor.name]
         arguments = (self.uid, descriptor, self.slots, self.store, self._context.time_ms)
@@ -83,12 +84,21 @@ class StateRegistry:
         if isinstance(table, VectorTable):
             return table
         spec = StateSpec(name, StateKind.VALUE.value, dtype.ddl)
-        self._check(spec)
+        self.check(spec)
         self.specs[name] = spec
         table = self._tables[name] = VectorTable(name, dtype, self.slots, self.store)
         return table
 
-    def _check(self, spec: StateSpec) -> None:
+    def add(self, spec: StateSpec, table: StateTable) -> None:
+        """Take in a table that was made elsewhere: its changes are drained with all others."""
+        self._tables[spec.name] = table
+        self.specs[spec.name] = spec
+
+    def table(self, name: str) -> StateTable | VectorTable:
+        return self._tables[name]
+
+    def check(self, spec: StateSpec) -> None:
+        """Refuse another kind or type under a name that is known."""
         known = self.specs.get(spec.name)
         if known is None or known.signature == spec.signature:
             return

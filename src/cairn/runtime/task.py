@@ -23,11 +23,13 @@ from cairn.model.ddl import parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
 from cairn.runtime.batches import check_groups, chunks, subtask_of_batch
-from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.kinds import operator_kind
+from cairn.runtime.operator import OperatorSpec, Timings
+from cairn.runtime.operator_states import History
 from cairn.runtime.registry import StateRegistry
-from cairn.runtime.vectorised import BatchOperator
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
+from cairn.state.files import StateFiles
 from cairn.state.slots import KeySlots
 from cairn.state.store import open_store
 from cairn.storage import layout, statefile
@@ -108,8 +110,10 @@ def _run(
         slots = KeySlots()
         stored = operator_state.states if operator_state is not None else []
         registry = StateRegistry(spec.uid, slots, store, stored, context)
-        kind = BatchOperator if spec.vectorised else ProcessOperator
-        operator = kind(spec, codec, registry, context, subtask, attempt, timings)
+        operator = operator_kind(spec)(
+            spec, codec, registry, context, subtask, attempt, timings,
+            history_of(spec, subtask, manifest, context, files),
+        )  # fmt: skip
         rows_in = rows_out = 0
         try:
             for output in operator.fire_timers():
@@ -174,6 +178,21 @@ def _run(
                 retries=retries_of(files),
             ),
         )
+    )
+
+
+def history_of(
+    spec: OperatorSpec, subtask: int, manifest: Manifest | None, context: EpochContext, files: FileSystem
+) -> History:
+    """What the operator state of a subtask starts from."""
+    return History(
+        operator=manifest.operator(spec.uid) if manifest is not None else None,
+        files=StateFiles(files, manifest),
+        subtask=subtask,
+        parallelism=spec.parallelism,
+        max_parallelism=spec.max_parallelism,
+        restarted=manifest is not None and (manifest.run != context.run or manifest.restored > 0),
+        epoch=context.parent,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.registry import StateRegistry, VectorTable
 from cairn.state.codec import KeyCodec
 from cairn.storage.statefile import ARROW_STORAGE
+
+if TYPE_CHECKING:
+    from cairn.runtime.operator_states import History
 
 
 class BatchContext:
@@ -95,12 +98,12 @@ class BatchOperator(ProcessOperator):
 
     def __init__(
         self, spec: OperatorSpec, codec: KeyCodec, registry: StateRegistry, context: EpochContext,
-        subtask: int, attempt: int, timings: Timings,
+        subtask: int, attempt: int, timings: Timings, history: History | None = None,
     ) -> None:  # fmt: skip
         call: Callable[[pa.RecordBatch, BatchContext], Any] = spec.function
         self._call = call
         row_wise = replace(spec, function=KeyedProcessFunction())  # has open() and close(), and is given no row
-        super().__init__(row_wise, codec, registry, context, subtask, attempt, timings)
+        super().__init__(row_wise, codec, registry, context, subtask, attempt, timings, history)
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         since = time.perf_counter()

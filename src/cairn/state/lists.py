@@ -21,6 +21,11 @@ _unpack = msgspec.msgpack.Decoder(list).decode
 _Segment = tuple[bytes, "int | None", list[Any]]
 
 
+def segment_elements(body: bytes) -> list[Any]:
+    """The stored forms of the elements in one stored segment (without time)."""
+    return list(_unpack(body))
+
+
 class ListTable(EntryTable):
     """Elements added in an epoch form one segment under the epoch's number, so appending reads nothing."""
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from cairn.errors import CorruptFileError, InternalError, InvalidInputError
 from cairn.model.ddl import parse_type
-from cairn.model.manifest import StateSpec
+from cairn.model.manifest import OPERATOR_KINDS, StateSpec
 from cairn.model.savepoint import Columns
 from cairn.model.types import DataType, Storage
 from cairn.state.codec import KeyCodec, group_order, with_groups
@@ -49,6 +49,12 @@ _UNREADABLE = (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, I
 
 def table_schema(key_columns: KeyColumns, spec: StateSpec) -> tuple[Columns, pa.Schema]:
     """The columns of a state's table by role, and their types. A reserved name that a key column has gets a `_`."""
+    if spec.kind in OPERATOR_KINDS:
+        raise InvalidInputError(
+            f"state '{spec.name}' is a {spec.signature}: it belongs to subtasks, not to keys, and has no table. A job "
+            "with such state can take checkpoints and be started from them, but no savepoints yet.",
+            state=spec.name,
+        )
     taken = {name.lower() for name, _ in key_columns}
 
     def free(name: str) -> str:

@@ -1,11 +1,24 @@
 """What users test their functions and backends with. Needs neither Spark nor, except `conformance`, a test runner.
 
 * `harness.KeyedProcessHarness` runs a `KeyedProcessFunction` with real state, real commits and simulated failures.
+* `inputs.ProcessHarness` and `inputs.TwoInputHarness` do the same for functions without a key and with two inputs.
 * `faults.FaultyFileSystem` makes storage fail on cue.
 * `conformance.StateBackendConformance` is the test suite that every state backend must pass.
 """
 
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate
 from cairn.testing.harness import KeyedProcessHarness, Timer
+from cairn.testing.inputs import ProcessHarness, TwoInputHarness
 
-__all__ = ["Crash", "Fault", "FaultPlan", "FaultyFileSystem", "KeyedProcessHarness", "Timer", "flip_bit", "truncate"]
+__all__ = [
+    "Crash",
+    "Fault",
+    "FaultPlan",
+    "FaultyFileSystem",
+    "KeyedProcessHarness",
+    "ProcessHarness",
+    "Timer",
+    "TwoInputHarness",
+    "flip_bit",
+    "truncate",
+]

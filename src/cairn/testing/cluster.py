@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.errors import InvalidInputError
 from cairn.model import keygroups
 from cairn.model.ddl import parse_columns
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle
+from cairn.model.outputs import TAG_COLUMN, OutputTag, output_column, row_columns_of
 from cairn.model.types import DataType, row_class
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.compact import compact_range
 from cairn.runtime.operator import OperatorSpec
+from cairn.runtime.outputs import SideSpec
 from cairn.runtime.task import run_task
 from cairn.storage.filesystem import FileSystem
 
@@ -145,7 +148,7 @@ class LocalCluster:
             fresh(self.spec), batches, self.context, self.attempts,
             lambda ack: self.acks.append(msgspec.msgpack.encode(ack)), self.files,
         ):  # fmt: skip
-            made += rows_of(output)
+            made += outputs_of(self.spec, output)
         return made
 
 
@@ -169,6 +172,41 @@ class LocalFrames:
 def fresh(spec: OperatorSpec) -> OperatorSpec:
     """A specification with a copy of the function, as every task gets one."""
     return replace(spec, function=copy.deepcopy(spec.function))
+
+
+class Aside(NamedTuple):
+    """A value that went to a side output."""
+
+    tag: str
+    value: Any
+
+
+def outputs_of(spec: OperatorSpec, batch: pa.RecordBatch) -> list[Any]:
+    """What an operator put out: rows or bare values, and for side outputs each with the name of its tag."""
+    if not spec.tagged:
+        return _bare(rows_of(batch), spec.bare_out)
+    made: list[Any] = []
+    outputs = [("", spec.bare_out), *[(side.tag, side.bare) for side in spec.sides]]
+    for number, (tag, bare) in enumerate(outputs):
+        mine = batch.filter(pc.equal(batch.column(TAG_COLUMN), number)).column(output_column(number))
+        names = [mine.type.field(place).name for place in range(mine.type.num_fields)]
+        values = _bare(rows_of(pa.RecordBatch.from_arrays(mine.flatten(), names=names)), bare)
+        made += [Aside(tag, value) for value in values] if tag else values
+    return made
+
+
+def _bare(rows: list[Any], bare: bool) -> list[Any]:
+    return [row[0] for row in rows] if bare else rows
+
+
+def output_of(declared: str | DataType) -> tuple[pa.Schema, bool]:
+    """The Arrow schema of an output type, and whether it is one of bare values."""
+    columns, bare = row_columns_of(declared, "output type")
+    return pa.schema([pa.field(name, arrow_type(dtype)) for name, dtype in columns]), bare
+
+
+def sides_of(tags: Sequence[OutputTag]) -> tuple[SideSpec, ...]:
+    return tuple(SideSpec(tag.tag_id, *output_of(tag.type_info)) for tag in tags)
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Any]:

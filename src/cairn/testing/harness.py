@@ -22,12 +22,17 @@ from cairn.coordinator.epochs import EpochLoop, EpochReport, OperatorPlan
 from cairn.coordinator.offsets import OffsetEntry
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
-from cairn.model.ddl import parse_columns
+from cairn.model.ddl import parse_columns, parse_type
 from cairn.model.descriptors import StateKind
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
-from cairn.model.manifest import NO_WATERMARK, Manifest
-from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
+from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest
+from cairn.model.outputs import OutputTag
+from cairn.model.types import DataType
+from cairn.runtime.kinds import operator_kind
+from cairn.runtime.operator import OperatorSpec, Timings
+from cairn.runtime.operator_states import OperatorStates
 from cairn.runtime.registry import StateRegistry
+from cairn.runtime.task import history_of
 from cairn.state import codec, store
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
@@ -35,7 +40,17 @@ from cairn.state.slots import KeySlots
 from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifests import ManifestStore, Runs, create_identity, load_identity
-from cairn.testing.cluster import LocalCluster, Shuffle, arrow_schema, arrow_type, fresh, local_compaction
+from cairn.testing.cluster import (
+    Aside,
+    LocalCluster,
+    Shuffle,
+    arrow_schema,
+    arrow_type,
+    fresh,
+    local_compaction,
+    output_of,
+    sides_of,
+)
 
 UID = "tested"
 _SINK = "output"
@@ -111,7 +126,7 @@ class KeyedProcessHarness:
         function: KeyedProcessFunction,
         key_by: str | Sequence[str],
         input_type: str,
-        output_type: str,
+        output_type: str | DataType,
         backend: str = "hashmap",
         parallelism: int = 1,
         max_parallelism: int = 128,
@@ -124,6 +139,7 @@ class KeyedProcessHarness:
         epochs_retained: int = 10,
         show_values: bool = True,
         files: FileSystem | None = None,
+        side_outputs: Sequence[OutputTag] = (),
     ) -> None:
         keygroups.validate(parallelism, max_parallelism)
         load_backend(backend)
@@ -134,12 +150,8 @@ class KeyedProcessHarness:
                 raise InvalidInputError(f"there is no column '{name}'; the input has {', '.join(columns)}")
         schema = arrow_schema(input_type)
         names = tuple(columns)
-        self._keys = KeyCodec([(name, columns[name]) for name in keys])
-        self._temporary = tempfile.mkdtemp(prefix="cairn-harness-")
-        self._local = os.path.join(self._temporary, "local")
-        directory = os.path.join(self._temporary, "job") if state_dir is None else os.fspath(state_dir)
-        self.files: FileSystem = files or LocalFileSystem(directory)
-        self.spec = OperatorSpec(
+        output, bare = output_of(output_type)
+        spec = OperatorSpec(
             uid=UID,
             name=type(function).__name__,
             function=function,
@@ -149,22 +161,38 @@ class KeyedProcessHarness:
             key_columns=tuple(names.index(name) for name in keys),
             key_types=tuple((name, columns[name].ddl) for name in keys),
             columns=names,
-            output=arrow_schema(output_type),
+            output=output,
             event_time=names.index(event_time) if event_time else -1,
             backend=backend,
+            bare_out=bare,
+            tagged=bool(side_outputs),
+            sides=sides_of(side_outputs),
         )
-        self._shuffle = Shuffle(schema, self.spec.key_columns, [columns[name].ddl for name in keys])
+        self._begin(
+            spec, Shuffle(schema, spec.key_columns, [columns[name].ddl for name in keys]), state_dir, files,
+            parameters=dict(parameters or {}), inline_threshold=inline_threshold, compaction_chain=compaction_chain,
+            epochs_retained=epochs_retained, show_values=show_values,
+        )  # fmt: skip
+
+    def _begin(
+        self, spec: OperatorSpec, shuffle: Any, state_dir: str | os.PathLike[str] | None, files: FileSystem | None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        """Start the job that is tested. `shuffle` brings rows to subtasks as the plan of the operator would."""
+        self.spec = spec
+        self._keys = KeyCodec([(name, parse_type(ddl)) for name, ddl in spec.key_types])
+        self._temporary = tempfile.mkdtemp(prefix="cairn-harness-")
+        self._local = os.path.join(self._temporary, "local")
+        directory = os.path.join(self._temporary, "job") if state_dir is None else os.fspath(state_dir)
+        self.files: FileSystem = files or LocalFileSystem(directory)
+        self._shuffle = shuffle
         self._settings = Settings(
             directory=self.files.root,
             local_directory=self._local,
-            backend=backend,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            inline_threshold=inline_threshold,
-            compaction_chain=compaction_chain,
-            epochs_retained=epochs_retained,
-            show_values=show_values,
-            parameters=dict(parameters or {}),
+            backend=spec.backend,
+            parallelism=spec.parallelism,
+            max_parallelism=spec.max_parallelism,
+            **settings,
         )
         self._sink = _HeldSink()
         self._pending: list[tuple[Any, ...]] = []
@@ -172,6 +200,8 @@ class KeyedProcessHarness:
         self._time = 0
         self.outputs: list[Any] = []
         """All rows that committed epochs have put out."""
+        self.side_outputs: dict[str, list[Any]] = {side.tag: [] for side in spec.sides}
+        """What committed epochs have put out to side outputs, by the name of the tag."""
         self.reports: list[EpochReport] = []
         """What each committed epoch did, newest last."""
         self._start()
@@ -216,8 +246,12 @@ class KeyedProcessHarness:
         self._loop.stop_at = ""
         self._loop.run_epoch(list(self._pending), self.epoch + 1)
         self._pending = []
-        self.outputs += self._sink.committed
-        return list(self._sink.committed)
+        main = [row for row in self._sink.committed if not isinstance(row, Aside)]
+        for row in self._sink.committed:
+            if isinstance(row, Aside):
+                self.side_outputs[row.tag].append(row.value)
+        self.outputs += main
+        return main
 
     def fail_epoch(self, at: str = "acknowledged") -> None:
         """Run the next epoch up to a step before its commit, then fail as a lost driver would. Rows stay pending.
@@ -283,13 +317,26 @@ class KeyedProcessHarness:
             slots = registry.slots
             slots.current[0] = int(slots.add(pa.array([group.to_bytes(2, "big") + encoded], pa.binary()))[0])
             kind = StateKind(registry.specs[name].kind)
-            if kind is StateKind.VALUE:
+            if kind in (StateKind.VALUE, StateKind.RAW):
                 return handle.value()
             if kind is StateKind.LIST:
                 return list(handle.get())
             if kind is StateKind.MAP:
                 return dict(handle.items())
             return handle.get()
+
+    def operator_state(self, name: str) -> list[Any]:
+        """The operator state of every subtask as the next epoch would find it: a list each, or a dict if broadcast."""
+        found: list[Any] = []
+        for subtask in range(self.spec.parallelism):
+            context = self._loop._context(self.epoch + 1, self._watermark, self._time)
+            with self._store_of(subtask, context) as registry:
+                history = history_of(self.spec, subtask, self._loop.current, context, self.files)
+                handle = OperatorStates(registry, history).stored_handle(name)
+                if handle is None:
+                    raise NotFoundError(f"no operator state '{name}' is stored")
+                found.append(dict(handle.items()) if hasattr(handle, "items") else list(handle.get()))
+        return found
 
     def timers(self) -> list[Timer]:
         """All timers that are set, by time."""
@@ -346,15 +393,20 @@ class KeyedProcessHarness:
     def _opened(self, subtask: int) -> Iterator[StateRegistry]:
         """The function's states on the committed version, as a task would open them. Nothing is written."""
         context = self._loop._context(self.epoch + 1, self._watermark, self._time)
+        with self._store_of(subtask, context) as registry:
+            history = history_of(self.spec, subtask, self._loop.current, context, self.files)
+            operator_kind(self.spec)(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings(), history)
+            yield registry
+
+    @contextmanager
+    def _store_of(self, subtask: int, context: EpochContext) -> Iterator[StateRegistry]:
         manifest = self._loop.current
         groups = keygroups.key_group_range(subtask, self.spec.parallelism, self.spec.max_parallelism)
         backend = load_backend(self.spec.backend)
         working = store.open_store(backend, self.spec.backend, context, UID, groups, manifest, self.files)
         try:
             operator = manifest.operator(UID) if manifest is not None else None
-            registry = StateRegistry(UID, KeySlots(), working, operator.states if operator else [], context)
-            ProcessOperator(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings())
-            yield registry
+            yield StateRegistry(UID, KeySlots(), working, operator.states if operator else [], context)
         finally:
             working.close()
 

@@ -1,0 +1,210 @@
+"""The graph of a job: what its streams are made of, so that the final plan runs every Python function once.
+
+A stream's DataFrame exists as soon as the stream does, made as if it had one reader. When the job starts it is known
+how often each function's output is read. Where that is more than once, or where there are side outputs, the frames
+are made again: the function then puts out tagged rows (`model/outputs.py`), and a shuffle after it that all readers
+have in common makes Spark run it once (`exchanged`). See docs/design/0004-streams.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from cairn.model.outputs import FROM_COLUMN, TAG_COLUMN, OutputTag, output_column
+
+FUNCTION_PREFIX = "cairn:"
+"""What the names of our functions begin with in Spark's plans."""
+
+
+class Node:
+    """Something that gives rows. `frame()` makes it as if it had one reader."""
+
+    def __init__(self, parents: Sequence[Node]) -> None:
+        self.parents = tuple(parents)
+        self._frame: DataFrame | None = None
+
+    def frame(self) -> DataFrame:
+        if self._frame is None:
+            self._frame = self.build(_Prototypes())
+        return self._frame
+
+    def build(self, plan: Build) -> DataFrame:
+        raise NotImplementedError
+
+
+class Given(Node):
+    """A DataFrame of the user's."""
+
+    def __init__(self, df: DataFrame) -> None:
+        super().__init__(())
+        self._frame = df
+        self.df = df
+
+    def build(self, plan: Build) -> DataFrame:
+        return self.df
+
+
+class Derived(Node):
+    """Spark SQL over other streams."""
+
+    def __init__(self, parents: Sequence[Node], function: Callable[..., DataFrame]) -> None:
+        super().__init__(parents)
+        self.function = function
+
+    def build(self, plan: Build) -> DataFrame:
+        return self.function(*[plan.frame(parent) for parent in self.parents])
+
+
+Maker = Callable[[Sequence[DataFrame], bool, Sequence[OutputTag]], DataFrame]
+"""Makes the frame of a function from those of its inputs: tagged or not, with these side outputs."""
+
+
+class Function(Node):
+    """A Python function over one or two streams, with state or without. Read through its outputs."""
+
+    def __init__(self, uid: str, parents: Sequence[Node], make: Maker, parallelism: int) -> None:
+        super().__init__(parents)
+        self.uid = uid
+        self.make = make
+        self.parallelism = parallelism
+        self.sides: list[OutputTag] = []
+        self.main = Output(self, 0)
+        self.outputs = [self.main]
+
+    def add_side(self, tag: OutputTag) -> Output:
+        self.sides.append(tag)
+        self._frame = None
+        for output in self.outputs:
+            output._frame = None
+        self.outputs.append(Output(self, len(self.sides)))
+        return self.outputs[-1]
+
+    def build(self, plan: Build) -> DataFrame:
+        frames = [plan.frame(parent) for parent in self.parents]
+        if not plan.tagged(self):
+            return self.make(frames, False, ())
+        raw = self.make(frames, True, self.sides)
+        return exchanged(raw, self.parallelism, len(self.outputs)) if self in plan.shared else raw
+
+
+class Output(Node):
+    """The main output of a function (number 0), or one of its side outputs."""
+
+    def __init__(self, function: Function, number: int) -> None:
+        super().__init__([function])
+        self.function = function
+        self.number = number
+
+    def build(self, plan: Build) -> DataFrame:
+        raw = plan.frame(self.function)
+        return self.read(raw, self.function in plan.shared) if plan.tagged(self.function) else raw
+
+    def read(self, raw: DataFrame, shared: bool = False) -> DataFrame:
+        """The rows of this output out of tagged ones.
+
+        Behind a shared shuffle the condition must stay where it is: pushed below, it would make the shuffle differ
+        from that of the other readers. Spark does not move a condition that is not deterministic.
+        """
+        mine = f"{TAG_COLUMN} = {self.number}"
+        if shared:
+            mine = f"CASE WHEN spark_partition_id() >= 0 THEN {mine} END"
+        return raw.filter(F.expr(mine)).select(f"{output_column(self.number)}.*")
+
+
+class Build:
+    """One way to make the frames of a graph: the functions in `shared` run once for all their readers."""
+
+    def __init__(self, shared: frozenset[Function] = frozenset()) -> None:
+        self.shared = shared
+        self._frames: dict[Node, DataFrame] = {}
+
+    def tagged(self, function: Function) -> bool:
+        return bool(function.sides) or function in self.shared
+
+    def frame(self, node: Node) -> DataFrame:
+        found = self._frames.get(node)
+        if found is None:
+            found = self._frames[node] = node.build(self)
+        return found
+
+
+class _Prototypes(Build):
+    """Frames as if every function had one reader. Each node keeps its own."""
+
+    def frame(self, node: Node) -> DataFrame:
+        return node.frame()
+
+
+def tagged_schema(outputs: Sequence[StructType]) -> StructType:
+    """The columns of tagged rows, given the columns of each output."""
+    fields = [StructField(TAG_COLUMN, IntegerType()), StructField(FROM_COLUMN, IntegerType())]
+    return StructType(fields + [StructField(output_column(i), schema) for i, schema in enumerate(outputs)])
+
+
+def exchanged(raw: DataFrame, parallelism: int, outputs: int) -> DataFrame:
+    """A shuffle that all readers of a function have in common, so that Spark runs what lies below it once.
+
+    Every row goes to the partition with the number of the subtask that made it. The expression names every column,
+    else Spark would leave out below the shuffle what one reader does not need, and the shuffles would differ.
+    """
+    rest = " + ".join(f"int(isnull({output_column(number)}))" for number in range(outputs))
+    place = f"int(CASE WHEN {TAG_COLUMN} >= 0 THEN {FROM_COLUMN} ELSE {rest} END)"
+    return raw.repartitionById(parallelism, F.expr(place))
+
+
+def shared_functions(roots: Sequence[Node]) -> frozenset[Function]:
+    """The functions that would run more than once if each of these nodes were read once."""
+    order = _consumers_first(roots)
+    times = dict.fromkeys(order, 0)
+    for root in roots:
+        times[root] += 1
+    shared = set()
+    for node in order:
+        if isinstance(node, Function) and times[node] > 1:
+            shared.add(node)
+            times[node] = 1
+        for parent in node.parents:
+            times[parent] += times[node]
+    return frozenset(shared)
+
+
+def functions_of(roots: Sequence[Node]) -> list[Function]:
+    return [node for node in _consumers_first(roots) if isinstance(node, Function)]
+
+
+def _consumers_first(roots: Sequence[Node]) -> list[Node]:
+    """All nodes below these, every node before its parents."""
+    done: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node in done:
+            return
+        for parent in node.parents:
+            visit(parent)
+        done[node] = None
+
+    for root in roots:
+        visit(root)
+    return list(reversed(done))
+
+
+def hidden_functions(roots: Sequence[Node]) -> list[str]:
+    """Uids of cairn's functions inside DataFrames that users made from `stream.df`, once for every occurrence."""
+    found: list[str] = []
+    for node in _consumers_first(roots):
+        if not isinstance(node, Given):
+            continue
+        todo = [node.df._jdf.queryExecution().analyzed()]
+        while todo:
+            plan = todo.pop()
+            if plan.nodeName() == "MapInArrow":
+                name = str(plan.functionExpr().toString())
+                if name.startswith(FUNCTION_PREFIX):
+                    found.append(name[len(FUNCTION_PREFIX) :].split("(")[0])
+            children = plan.children()
+            todo.extend(children.apply(i) for i in range(children.size()))
+    return found

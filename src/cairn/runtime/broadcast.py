@@ -1,0 +1,148 @@
+"""Broadcast state as functions see it: to be changed by broadcast elements, to be read by all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cairn.errors import NotFoundError, StateMisuseError
+from cairn.model.descriptors import MapStateDescriptor
+from cairn.model.manifest import EpochContext
+from cairn.model.outputs import OutputTag
+from cairn.runtime.operator import ElementContext, TaskTimerService
+from cairn.runtime.operator_states import OperatorStates
+from cairn.state.codec import KeyCodec
+from cairn.state.slots import KeySlots
+
+
+class ReadOnlyView:
+    """A broadcast map where it must not be changed."""
+
+    __slots__ = ("_name", "_state")
+
+    def __init__(self, name: str, state: Any) -> None:
+        self._name = name
+        self._state = state
+
+    def get(self, key: Any) -> Any:
+        return self._state.get(key)
+
+    def contains(self, key: Any) -> bool:
+        return bool(self._state.contains(key))
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self._state.items())
+
+    def keys(self) -> Iterator[Any]:
+        return iter(self._state.keys())
+
+    def values(self) -> Iterator[Any]:
+        return iter(self._state.values())
+
+    def is_empty(self) -> bool:
+        return bool(self._state.is_empty())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._state.get(key)
+
+    def __contains__(self, key: Any) -> bool:
+        return bool(self._state.contains(key))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._state.keys())
+
+    def _refuse(self, *given: Any) -> None:
+        raise StateMisuseError(
+            f"broadcast state '{self._name}' can be changed in process_broadcast_element only: elsewhere each subtask "
+            "sees other rows, and its copies would no longer be the same",
+            state=self._name,
+        )
+
+    put = put_all = remove = clear = _refuse
+    __setitem__ = __delitem__ = _refuse
+
+
+class BroadcastStates:
+    """The broadcast states of an operator: those that `stream.broadcast(...)` was given."""
+
+    def __init__(self, uid: str, declared: Sequence[MapStateDescriptor], states: OperatorStates) -> None:
+        self._uid = uid
+        self._declared = {descriptor.name: descriptor for descriptor in declared}
+        self._states = states
+        self._found: dict[str, Any] = {}
+        self._views: dict[str, ReadOnlyView] = {}
+
+    def of(self, descriptor: Any) -> Any:
+        """The map itself."""
+        name = getattr(descriptor, "name", None)
+        if name in self._found:
+            return self._found[name]
+        if name not in self._declared:
+            raise NotFoundError(
+                f"operator '{self._uid}' has no broadcast state {name or descriptor!r}; stream.broadcast(...) was "
+                f"given {', '.join(sorted(self._declared)) or 'none'}",
+                state=name,
+            )
+        self._found[name] = self._states.get_broadcast_state(descriptor)
+        return self._found[name]
+
+    def view_of(self, descriptor: Any) -> ReadOnlyView:
+        """The map, to be read only."""
+        name = getattr(descriptor, "name", None)
+        view = self._views.get(name) if name is not None else None
+        if view is None:
+            state = self.of(descriptor)
+            view = self._views[descriptor.name] = ReadOnlyView(descriptor.name, state)
+        return view
+
+
+class _Times:
+    """The times of an epoch."""
+
+    _context: EpochContext
+
+    def current_processing_time(self) -> int:
+        return self._context.time_ms
+
+    def current_watermark(self) -> int:
+        return self._context.watermark
+
+
+class WriteContext(_Times):
+    """`Context` of `process_broadcast_element`."""
+
+    def __init__(self, states: BroadcastStates, context: EpochContext) -> None:
+        self._states = states
+        self._context = context
+        self.aside: list[Any] = []
+        self.time: int | None = None
+
+    def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:
+        return self._states.of(state_descriptor)
+
+    def timestamp(self) -> int | None:
+        return self.time
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        self.aside.append((tag, value))
+
+
+class PlainReadContext(WriteContext):
+    """`ReadOnlyContext` of `process_element` without a key."""
+
+    def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:
+        return self._states.view_of(state_descriptor)
+
+
+class KeyedReadContext(ElementContext, _Times):
+    """`ReadOnlyContext` and `OnTimerContext` with a key."""
+
+    def __init__(
+        self, slots: KeySlots, codec: KeyCodec, timers: TaskTimerService, states: BroadcastStates, context: EpochContext
+    ) -> None:
+        super().__init__(slots, codec, timers)
+        self._states = states
+        self._context = context
+
+    def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:
+        return self._states.view_of(state_descriptor)

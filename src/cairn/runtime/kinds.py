@@ -1,0 +1,31 @@
+"""Which operator runs which kind of function. Imported by the task, so that a worker loads what it needs only."""
+
+from __future__ import annotations
+
+from cairn.errors import InternalError
+from cairn.runtime.operator import OperatorSpec, ProcessOperator
+
+PROCESS = "process"
+"""One keyed input, row by row."""
+PLAIN = "plain"
+"""One input without a key."""
+CO = "co"
+"""Two inputs; without a key if the operator has no key types."""
+BROADCAST = "broadcast"
+"""A broadcast second input; without a key if the operator has no key types."""
+
+
+def operator_kind(spec: OperatorSpec) -> type[ProcessOperator]:
+    """The class that runs an operator."""
+    if spec.vectorised:
+        from cairn.runtime.vectorised import BatchOperator
+
+        return BatchOperator
+    if spec.kind == PROCESS:
+        return ProcessOperator
+    from cairn.runtime import inputs
+
+    found = inputs.KINDS.get((spec.kind, bool(spec.key_types)))
+    if found is None:
+        raise InternalError(f"operator '{spec.uid}': nothing runs a function of kind '{spec.kind}'")
+    return found

@@ -1,0 +1,155 @@
+"""Side outputs, simple functions, unions: each function runs once in an epoch, however many streams read it."""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.spark.lab import Lab
+from tests.spark.oracle import numbered_rows, ship
+
+from cairn import (
+    FileSink,
+    InvalidInputError,
+    KeyedProcessFunction,
+    MapFunction,
+    OutputTag,
+    Types,
+    UserFunctionError,
+    ValueStateDescriptor,
+)
+
+pytestmark = pytest.mark.spark
+ship(__name__)
+
+ROWS = numbered_rows(60, 7, seed=3)
+ODD = OutputTag("odd", "key string, mark bigint")
+MARKS = OutputTag("marks", Types.LONG())
+
+
+class Marks(KeyedProcessFunction):
+    """Puts a random number out, the same to three outputs, and leaves a file for every time that it is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, runtime_context: Any) -> None:
+        self.last = runtime_context.get_state(ValueStateDescriptor("last", "bigint"))
+        (self.folder / f"{os.getpid()}-{uuid.uuid4().hex}").touch()
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        mark = random.getrandbits(60)
+        self.last.update(mark)
+        yield value.key, mark
+        ctx.output(ODD, (value.key, mark))
+        yield MARKS, mark
+
+
+class Count(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield value.key, value.mark
+
+
+class Plus(MapFunction):
+    def open(self, runtime_context: Any) -> None:
+        self.more = int(runtime_context.get_job_parameter("more", "1"))
+
+    def map(self, value: int) -> int:
+        return value + self.more
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    (tmp_path / "calls").mkdir()
+    return tmp_path / "calls"
+
+
+def test_an_operator_runs_once_for_all_its_readers(lab: Lab, calls: Path) -> None:
+    """A function that is not deterministic, read by five sinks in four ways, with another operator behind it."""
+    lab.feed(ROWS, files=2)
+    env = lab.env()
+    marked = lab.stream(env).key_by("key").process(Marks(calls), "key string, mark bigint", uid="marks")
+    streams = {
+        "main": marked.transform(lambda df: df.filter("mark >= 0").select("mark")),
+        "again": marked.key_by("key").process(Count(), "key string, mark bigint", uid="count").transform(
+            lambda df: df.select("mark")
+        ),
+        "odd": marked.get_side_output(ODD).transform(lambda df: df.select("mark")),
+        "marks": marked.get_side_output(MARKS),
+        "mapped": marked.get_side_output(MARKS).map(Plus(), uid="plus").map(lambda v: v - 1, Types.LONG()),
+    }  # fmt: skip
+    for name, stream in streams.items():
+        stream.sink_to(FileSink(str(lab.folder / name)), uid=f"to-{name}")
+    job = env.execute("marks")
+    plan = job._query._jsq.explainInternal(False)
+    assert plan.count("MapInArrow cairn:marks(") == 1
+    assert plan.count("ReusedExchange") >= 4
+    found = {name: [row[0] for row in lab.written(lab.folder / name)] for name in streams}
+    assert len(set(found["main"])) == len(ROWS)
+    assert all(marks == found["main"] for marks in found.values())
+    assert len(list(calls.iterdir())) == 2 * 2, "once in each of two subtasks and two epochs"
+
+
+def test_sinks_on_the_outputs_of_one_operator(lab: Lab, calls: Path) -> None:
+    lab.feed(ROWS)
+    env = lab.env()
+    marked = lab.stream(env).key_by("key").process(Marks(calls), "key string, mark bigint", uid="marks")
+    marked.sink_to(FileSink(str(lab.folder / "main")), uid="main")
+    marked.get_side_output(ODD).sink_to(FileSink(str(lab.folder / "odd")), uid="odd")
+    marked.get_side_output(MARKS).sink_to(FileSink(str(lab.folder / "marks")), uid="side")
+    env.execute("marks")
+    main = lab.written(lab.folder / "main")
+    assert len(main) == len(ROWS)
+    assert lab.written(lab.folder / "odd") == main
+    assert [row[0] for row in lab.written(lab.folder / "marks")] == sorted(mark for _, mark in main)
+    assert len(list(calls.iterdir())) == 2
+
+
+def test_map_filter_flat_map_and_union(lab: Lab) -> None:
+    lab.feed(ROWS)
+    env = lab.env()
+    rows = lab.stream(env)
+    low = rows.filter(lambda row: row.amount < 0).map(lambda row: (row.key, -row.amount), "key string, n bigint")
+    high = rows.filter(lambda row: row.amount >= 0).map(lambda row: (row.key, row.amount), "key string, n bigint")
+    words = low.union(high).flat_map(lambda row: [row.key] * (row.n % 3), Types.STRING())
+    found = lab.run(words)
+    assert found == sorted((key,) for key, _, amount in ROWS for _ in range(abs(amount) % 3))
+
+
+def test_what_streams_refuse(lab: Lab, calls: Path) -> None:
+    env = lab.env()
+    rows = lab.stream(env)
+    marked = rows.key_by("key").process(Marks(calls), "key string, mark bigint", uid="marks")
+    with pytest.raises(InvalidInputError, match="'late' of it; call get_side_output on what process"):
+        rows.get_side_output(OutputTag("late", "int"))
+    marked.get_side_output(ODD)
+    with pytest.raises(InvalidInputError, match=r"operator 'marks': the side output 'odd' has type .* already"):
+        marked.get_side_output(OutputTag("odd", "int"))
+    with pytest.raises(InvalidInputError, match="union: the streams have different columns"):
+        rows.union(marked)
+    with pytest.raises(InvalidInputError, match="key_by with a function needs the type of its keys"):
+        rows.key_by(lambda row: row.key)
+    with pytest.raises(InvalidInputError, match="a Python function must be the only one"):
+        rows.key_by("key", lambda row: row.key)
+    with pytest.raises(InvalidInputError, match="two environments"):
+        rows.union(lab.stream(lab.env()))
+    with pytest.raises(InvalidInputError, match="map takes a MapFunction or a function of one value, not int"):
+        rows.map(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="Spark's own stateful operator Deduplicate"):
+        rows.transform(lambda df: df.dropDuplicates(["key"]))
+    with pytest.raises(InvalidInputError, match="the uid 'marks' is used twice"):
+        rows.key_by("key").process(Marks(calls), "key string, mark bigint", uid="marks")
+
+
+def test_side_output_that_nobody_reads_fails_the_epoch(lab: Lab, calls: Path) -> None:
+    lab.feed(ROWS[:3])
+    env = lab.env()
+    marked = lab.stream(env).key_by("key").process(Marks(calls), "key string, mark bigint", uid="marks")
+    marked.get_side_output(MARKS).sink_to(FileSink(str(lab.folder / "side")), uid="side")
+    with pytest.raises(UserFunctionError, match="side output 'odd', which the job does not read"):
+        env.execute("marks")
