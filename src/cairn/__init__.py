@@ -20,6 +20,12 @@ _HOMES = {
         "CheckpointConfig", "CheckpointingMode", "ExternalizedCheckpointRetention", "FileSystemCheckpointStorage",
         "JobManagerCheckpointStorage", "RestartStrategies",
     ),
+    "cairn.connectors.delta": ("DeltaSink",),
+    "cairn.connectors.generated": ("CollectionSource", "CrashMarker", "GeneratorSource", "ScriptedSource"),
+    "cairn.connectors.jdbc": ("JdbcSink",),
+    "cairn.connectors.kafka": ("DeliveryGuarantee", "KafkaSink"),
+    "cairn.connectors.retry": ("Retry",),
+    "cairn.connectors.sources": ("FileSource", "KafkaSource", "SocketSource"),
     "cairn.errors": (
         "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
         "IncompatibleStateError", "InternalError", "InvalidInputError", "NotFoundError", "StateMisuseError",
@@ -53,6 +59,12 @@ if TYPE_CHECKING:
     from cairn.api.job import JobHandle, JobStatus
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream, KeyedStream
+    from cairn.connectors.delta import DeltaSink
+    from cairn.connectors.generated import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
+    from cairn.connectors.jdbc import JdbcSink
+    from cairn.connectors.kafka import DeliveryGuarantee, KafkaSink
+    from cairn.connectors.retry import Retry
+    from cairn.connectors.sources import FileSource, KafkaSource, SocketSource
     from cairn.errors import (
         CairnError,
         CheckpointFailedError,
@@ -102,22 +114,31 @@ __all__ = [
     "CheckpointStatus",
     "CheckpointType",
     "CheckpointingMode",
+    "CollectionSource",
     "CorruptFileError",
+    "CrashMarker",
     "DataStream",
+    "DeliveryGuarantee",
+    "DeltaSink",
     "EmbeddedRocksDBStateBackend",
     "EpochFailedError",
     "ExternalizedCheckpointRetention",
     "FencedError",
     "FileSink",
+    "FileSource",
     "FileSystemCheckpointStorage",
     "ForeachEpochSink",
+    "GeneratorSource",
     "HashMapStateBackend",
     "IncompatibleStateError",
     "InternalError",
     "InvalidInputError",
+    "JdbcSink",
     "JobHandle",
     "JobManagerCheckpointStorage",
     "JobStatus",
+    "KafkaSink",
+    "KafkaSource",
     "KeyedProcessFunction",
     "KeyedStream",
     "ListStateDescriptor",
@@ -129,7 +150,10 @@ __all__ = [
     "ReduceFunction",
     "ReducingStateDescriptor",
     "RestartStrategies",
+    "Retry",
     "RuntimeContext",
+    "ScriptedSource",
+    "SocketSource",
     "StateMisuseError",
     "StateTtlConfig",
     "StateTypeError",

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from cairn.api.spark import (
 )
 from cairn.api.stream import DataStream
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
+from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.checkpoints import CheckpointCoordinator, JobFacts
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
@@ -169,6 +170,31 @@ class StreamExecutionEnvironment:
             raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
         refuse_native_state(df)
         return DataStream(self, df)
+
+    def from_source(self, source: Source, watermark: tuple[str, str] | None = None) -> DataStream:
+        """A stream of a source such as `KafkaSource(...)`, or of any object with `load(spark)`.
+
+        `watermark` names the column with the event time and how late rows may be: `("time", "10 seconds")`.
+        """
+        if not isinstance(source, Source):
+            raise InvalidInputError(f"from_source takes a source such as FileSource, not {type(source).__name__}")
+        df = source.load(self.spark)
+        return self.from_df(df if watermark is None else df.withWatermark(*watermark))
+
+    def from_collection(
+        self, collection: Iterable[Any], type_info: Any = None, rows_per_epoch: int | None = None
+    ) -> DataStream:
+        """A stream of the elements of a collection: tuples, or single values as a column `value`.
+
+        `type_info` is DDL such as `"user string, n bigint"`, or one of `Types`; without it Spark infers the types.
+        """
+        from cairn.connectors.generated import CollectionSource  # its base classes cost the start of every worker
+
+        return self.from_source(CollectionSource(collection, type_info, rows_per_epoch))
+
+    def read_text_file(self, path: str) -> DataStream:
+        """The lines of the files in a directory, also of those that come later, in a column `value`."""
+        return self.from_source(FileSource(path))
 
     def execute(self, job_name: str) -> JobHandle:
         """Run the job until it finishes or fails; an error of the job is raised here."""

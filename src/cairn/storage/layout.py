@@ -11,6 +11,7 @@
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
     tables/<name>/                data of `TableSink`
+    staging/<uid>/<attempt>/      rows that a sink keeps until their epoch is published
     spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
 """
 
@@ -27,6 +28,7 @@ EPOCHS = "epochs"
 SHARED = "shared"
 SPARK = "spark"
 TABLES = "tables"
+STAGING = "staging"
 HISTORY = "history"
 CONTROL = "control"
 METADATA = "_metadata"
@@ -93,6 +95,11 @@ def full_snapshot_path(number: int, uid: str, first_group: int, token: str) -> s
 
 def history_path(number: int) -> str:
     return f"{HISTORY}/{number:0{_DIGITS}d}"
+
+
+def staging_folder(uid: str, attempt: str) -> str:
+    """Where a sink keeps the rows of one attempt at an epoch until they are published. The attempt begins with it."""
+    return f"{STAGING}/{uid}/{attempt}"
 
 
 def number_of(path: str) -> int | None:
