@@ -15,6 +15,8 @@ from cairn import BaseSink
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import create_identity
 
+running: list[BaseSink] = []
+"""Sinks to be closed at the end of a test."""
 COUNTS = StructType().add("word", StringType()).add("n", LongType())
 
 
@@ -63,6 +65,7 @@ def job(folder: Path, name: str = "job") -> str:
 def started(sink: BaseSink, job_dir: str, schema: StructType = COUNTS, uid: str = "out") -> Any:
     """A sink as a new run of the job has it."""
     sink.uid = uid
+    running.append(sink)
     sink.start(None, job_dir, schema)
     return sink
 

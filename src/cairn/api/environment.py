@@ -232,6 +232,7 @@ class StreamExecutionEnvironment:
             self._start(handle, files, self._recover(handle, files, again, groups, thorough), again)
 
         handle._restart = restart
+        handle._release = self._close_sinks
         self._start(handle, files, recovered, settings)
         return handle
 
@@ -322,6 +323,13 @@ class StreamExecutionEnvironment:
         for stream, sink in self._sinks:
             sink.may_repeat = self._settings.checkpoints.mode == CheckpointingMode.AT_LEAST_ONCE.value
             sink.start(self.spark, job_dir, stream.df.schema)
+
+    def _close_sinks(self) -> None:
+        for _, sink in self._sinks:
+            try:
+                sink.close()
+            except Exception:  # noqa: BLE001 - a run has ended; what it leaves open hurts nobody
+                _log.exception("sink %s could not be closed", sink.uid)
 
     def _effective_trigger(self) -> dict[str, Any]:
         if self._trigger:

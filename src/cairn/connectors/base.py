@@ -25,3 +25,6 @@ class BaseSink:
 
     def commit(self, data: Any, epoch: int) -> None:
         """Nothing to do unless a sink says otherwise."""
+
+    def close(self) -> None:
+        """Called when a run has ended, however it did: let go of connections. `start` may follow."""

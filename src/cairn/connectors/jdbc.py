@@ -257,6 +257,9 @@ class JdbcSink(BaseSink):
         if connection is not None:
             connection.close()
 
+    def close(self) -> None:
+        self._disconnect()
+
     def _where(self) -> str:
         told = self._pg.conninfo.conninfo_to_dict(self._url)
         return f"{told.get('host', 'localhost')}:{told.get('port', 5432)}/{told.get('dbname', '')}"

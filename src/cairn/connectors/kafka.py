@@ -296,6 +296,9 @@ class KafkaSink(BaseSink):
             with contextlib.suppress(self._kafka.KafkaException, RuntimeError):
                 reader.close()
 
+    def close(self) -> None:
+        self._disconnect()
+
     def _again(self, action: Callable[[], T], what: str, after: str) -> T:
         def passes(error: Exception) -> bool:
             if not isinstance(error, self._kafka.KafkaException):
