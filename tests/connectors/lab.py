@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructType
 
 from cairn import BaseSink
+from cairn.connectors.staging import arrow_schema
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import create_identity
 
@@ -45,7 +45,7 @@ class Frame:
 
 
 def frame(rows: Sequence[Sequence[Any]], schema: StructType = COUNTS, parts: int = 1) -> Frame:
-    arrow = to_arrow_schema(schema)
+    arrow = arrow_schema(schema.json())
     tables = []
     for part in range(parts):
         mine = rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]

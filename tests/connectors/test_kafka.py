@@ -122,7 +122,8 @@ def test_fence_that_kafka_forgot_is_not_guessed(kafka: KafkaServer, topic: str, 
     data = prepared(sink, 1, rows(2))
     sink.close()
     group = sink._group()
-    AdminClient({"bootstrap.servers": kafka.address}).delete_consumer_groups([group])[group].result(20)
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.delete_consumer_groups([group])[group].result(20)
     again = start(kafka, topic, where)
     with pytest.raises(CorruptFileError, match=rf"consumer group '{group}'.*stands at -1 where 1 or 2 is expected"):
         again.commit(data, 1)
@@ -162,9 +163,7 @@ def test_records_and_topics_that_kafka_refuses(kafka: KafkaServer, topic: str, t
     assert seen(kafka, topic) == rows(1)
 
 
-def test_broker_that_is_down_fails_the_epoch_and_loses_nothing(
-    kafka: KafkaServer, topic: str, tmp_path: Path
-) -> None:
+def test_broker_that_is_down_fails_the_epoch_and_loses_nothing(kafka: KafkaServer, topic: str, tmp_path: Path) -> None:
     where = job(tmp_path)
     quick = {"retry": Retry(attempts=2, first=0.1), "timeout": 2.0}
     sink = start(kafka, topic, where, **quick)

@@ -114,6 +114,17 @@ class KafkaServer:
             producer.produce(topic, value.encode(), None if key is None else key.encode())
         assert producer.flush(30) == 0
 
+    def abandon(self, topic: str, value: str) -> None:
+        """Send a record in a transaction that is taken back."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.address, "transactional.id": "abandoned", "log_level": 0})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(topic, value.encode())
+        producer.flush(30)
+        producer.abort_transaction(30)
+
     def read(self, topic: str, committed: bool = True) -> list[tuple[bytes | None, bytes | None, dict[str, str]]]:
         """All records (key, value, headers) of a topic, partition by partition; `committed`: as a careful reader."""
         from confluent_kafka import Consumer, TopicPartition

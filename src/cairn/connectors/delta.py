@@ -88,9 +88,9 @@ class DeltaSink(BaseSink):
         published = self._again(self._published, f"preparing epoch {epoch}", intact)
         if published >= epoch and not self.may_repeat:
             raise CorruptFileError(
-                f"sink '{self.uid}': the Delta table {self.table} has epoch {published} of this sink, and epoch {epoch} "
-                "is run again: its manifest is gone. Bring it back from a copy; running the epoch again would write "
-                "its rows twice."
+                f"sink '{self.uid}': the Delta table {self.table} has epoch {published} of this sink, and epoch "
+                f"{epoch} is run again: its manifest is gone. Bring it back from a copy; running the epoch again would "
+                "write its rows twice."
             )
         return {"attempt": attempt, "schema": self._schema_json, "files": staged}
 

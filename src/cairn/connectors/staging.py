@@ -103,7 +103,11 @@ def arrow_schema(schema: str) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    return to_arrow_schema(StructType.fromJson(json.loads(schema)))
+    struct = StructType.fromJson(json.loads(schema))
+    try:
+        return to_arrow_schema(struct, timezone="UTC")
+    except TypeError:  # Spark 4.1 and 4.2 take UTC by themselves
+        return to_arrow_schema(struct)
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
