@@ -25,6 +25,7 @@ _HOMES = {
     "cairn.connectors.jdbc": ("JdbcSink",),
     "cairn.connectors.kafka": ("DeliveryGuarantee", "KafkaSink"),
     "cairn.connectors.retry": ("Retry",),
+    "cairn.connectors.staging": ("Staging",),
     "cairn.connectors.sources": ("FileSource", "KafkaSource", "SocketSource"),
     "cairn.errors": (
         "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from cairn.connectors.kafka import DeliveryGuarantee, KafkaSink
     from cairn.connectors.retry import Retry
     from cairn.connectors.sources import FileSource, KafkaSource, SocketSource
+    from cairn.connectors.staging import Staging
     from cairn.errors import (
         CairnError,
         CheckpointFailedError,
@@ -154,6 +156,7 @@ __all__ = [
     "RuntimeContext",
     "ScriptedSource",
     "SocketSource",
+    "Staging",
     "StateMisuseError",
     "StateTtlConfig",
     "StateTypeError",

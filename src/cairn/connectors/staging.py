@@ -50,7 +50,7 @@ def durable_parts(files: LocalFileSystem, stage: str, format: str) -> list[FileI
 
 
 class Staging:
-    """The staged epochs of one sink."""
+    """The staged epochs of one sink. Made in the sink's `start`."""
 
     def __init__(self, job_dir: str, uid: str) -> None:
         self._files = LocalFileSystem(job_dir)
@@ -64,9 +64,9 @@ class Staging:
         return [{"path": info.path, "size": info.size} for info in durable_parts(self._files, stage, "parquet")]
 
     def batches(
-        self, staged: Sequence[Mapping[str, Any]], schema: pa.Schema, rows: int = _ROWS
+        self, staged: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None, rows: int = _ROWS
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of an epoch in the given schema, a portion at a time."""
+        """The rows of an epoch, a portion at a time; in the given schema, or as Spark wrote them."""
         import pyarrow.parquet as pq
 
         for part in staged:
@@ -83,7 +83,7 @@ class Staging:
                 )
             with pq.ParquetFile(full, coerce_int96_timestamp_unit="us") as file:
                 for batch in file.iter_batches(batch_size=rows):
-                    yield _cast(batch, schema)
+                    yield batch if schema is None else _cast(batch, schema)
 
     def forget_until(self, epoch: int) -> None:
         """Remove what is staged of published epochs, and of attempts at them that were abandoned."""
