@@ -94,3 +94,14 @@ def test_table_that_cannot_be_reached(tmp_path: Path) -> None:
     (tmp_path / "away").rename(table)
     sink.commit(data, 0)
     assert rows(table) == [("a", 1)]
+
+
+def test_at_least_once_may_write_an_epoch_twice(tmp_path: Path) -> None:
+    sink = started(DeltaSink(str(tmp_path / "table")), job(tmp_path))
+    sink.may_repeat = True
+    data = sink.prepare(frame([("a", 1)]), 0, attempt(0))
+    sink.commit(data, 0)
+    sink.commit(data, 0)
+    sink.commit(sink.prepare(frame([("b", 1)]), 1, attempt(1)), 1)
+    assert rows(tmp_path / "table") == [("a", 1), ("a", 1), ("b", 1)]
+    assert len(list((tmp_path / "job" / "staging" / "out").iterdir())) == 1, "only the newest epoch is kept"

@@ -270,6 +270,12 @@ def test_wrong_tables_and_columns_are_refused_at_the_start(
     twice = t.StructType().add("a", t.LongType()).add("a", t.LongType())
     with pytest.raises(InvalidInputError, match="'a' appears twice"):
         started(JdbcSink(postgres.url, table), where, twice)
+    stranger = postgres.url.replace("cairn@", "stranger@")
+    postgres.run(
+        "CREATE USER stranger; REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO stranger"
+    )
+    with pytest.raises(InvalidInputError, match=r"does not let the job use table 'other'.*permission denied"):
+        started(JdbcSink(stranger, "other"), where)
     with pytest.raises(InvalidInputError, match="has type void"):
         started(JdbcSink(postgres.url, table), where, t.StructType().add("a", t.NullType()))
 

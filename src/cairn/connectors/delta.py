@@ -106,7 +106,7 @@ class DeltaSink(BaseSink):
                 f"Epoch {epoch} is committed and its rows are kept in the job's directory; they are written when the "
                 "job starts again.",
             )
-        self._staging.forget_until(epoch)
+        self._staging.forget_until(epoch - 1 if self.may_repeat else epoch)  # which may be asked for again
 
     def _publish(self, data: Mapping[str, Any], epoch: int) -> None:
         table = self._open()

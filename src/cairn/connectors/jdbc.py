@@ -80,7 +80,14 @@ class JdbcSink(BaseSink):
             )
         self._columns = list(types)
         self._schema_json = schema.json()
-        self._again(lambda: self._set_up(types, job_dir), "reaching the database", "Nothing was changed.")
+        try:
+            self._again(lambda: self._set_up(types, job_dir), "reaching the database", "Nothing was changed.")
+        except self._pg.Error as error:
+            raise InvalidInputError(
+                f"sink '{self.uid}': PostgreSQL does not let the job use table '{self.table}': {_line(error)}. Nothing "
+                "was changed.",
+                table=self.table,
+            ) from error
 
     def _set_up(self, types: Mapping[str, str], job_dir: str) -> None:
         with self._transaction() as cursor:

@@ -182,7 +182,8 @@ class KafkaSink(BaseSink):
                 f"Epoch {epoch} is committed and its rows are kept in the job's directory; they are sent when the job "
                 "starts again.",
             )
-        self._staging.forget_until(epoch)
+        fenced = self.guarantee is DeliveryGuarantee.EXACTLY_ONCE and not self.may_repeat
+        self._staging.forget_until(epoch if fenced else epoch - 1)  # without a fence this epoch may be asked for again
 
     def _transact(self, data: Mapping[str, Any], epoch: int) -> None:
         """One transaction: the rows and the fence."""
