@@ -65,7 +65,6 @@ def test_sinks_are_exact_whenever_the_job_is_killed(
     told = {"postgres": postgres.url, "kafka": kafka.address, "topic": topic, "rows": rows}
     for plan, epochs in (
         ({}, (0, 0, 0)),  # the script kills the driver amid the rows of epoch 1
-        ({"kill": ["prepared", 1]}, (0, 0, 0)),
         ({"kill": ["committed", 2]}, (1, 1, 1)),  # between the phases
         ({"kill_after": ["db", 3]}, (3, 2, 2)),  # amid the second one
         ({"kill_after": ["topic", 4]}, (4, 4, 3)),

@@ -256,7 +256,8 @@ class JdbcSink(BaseSink):
     def _transaction(self) -> Any:
         """A cursor in a transaction that is committed at the end of the block; `Rollback` ends it without a trace."""
         if self._connection is None or self._connection.closed:
-            self._connection = self._pg.connect(self._url, autocommit=True, application_name="cairn")
+            told = {"connect_timeout": 10, "application_name": "cairn", **self._pg.conninfo.conninfo_to_dict(self._url)}
+            self._connection = self._pg.connect(**told, autocommit=True)
         return _Transaction(self._connection)
 
     def _disconnect(self) -> None:
