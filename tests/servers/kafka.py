@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.servers.cache import NotAvailableError, jars
 
@@ -100,7 +101,7 @@ class KafkaServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def create(self, topic: str, partitions: int = 2) -> str:
-        from confluent_kafka.admin import AdminClient, NewTopic
+        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
@@ -146,7 +147,7 @@ class KafkaServer:
             found: list[tuple[int, bytes | None, bytes | None, dict[str, str]]] = []
             ended: set[int] = set()
             while len(ended) < count:
-                message = consumer.poll(30)
+                message: Any = consumer.poll(30)
                 assert message is not None, f"nothing more comes from topic {topic}"
                 if message.error():
                     ended.add(message.partition())

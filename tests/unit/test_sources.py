@@ -69,7 +69,7 @@ def test_what_is_there_now_of_an_endless_generator_is_one_epoch() -> None:
 
 
 def test_script_gives_an_epoch_at_a_time_and_strikes_as_often_as_told(tmp_path: Path) -> None:
-    epochs = [[(1,)], [(2,), CrashMarker(times=2), (3,)]]
+    epochs: list[list[Any]] = [[(1,)], [(2,), CrashMarker(times=2), (3,)]]
     reader = _Script(epochs, str(tmp_path), 0)
     assert [reader.latestOffset({"next": at}, None)["next"] for at in (0, 1, 2)] == [1, 2, 2]
     assert read(reader, 0, 1) == [(1,)]
