@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests in two parts and reports one total. Tests that start Spark or a server,
-# or kill processes, run one after the other, because they compete for the cores; the rest runs in parallel. Extra arguments go to both parts.
+# Runs the tests in two parts and reports one total. Tests that start Spark or a server, or kill processes, run one
+# after the other, because they compete for the cores; the rest runs in parallel. Extra arguments go to both parts.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
