@@ -10,7 +10,7 @@ every start is a new job that counts from zero. `word_count_files.py` has a sour
 import argparse
 import time
 
-from cairn import KeyedProcessFunction, PrintSink, StreamExecutionEnvironment, ValueStateDescriptor
+from cairn import KeyedProcessFunction, PrintSink, SocketSource, StreamExecutionEnvironment, ValueStateDescriptor
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--host", default="localhost")
@@ -29,7 +29,7 @@ class CountWords(KeyedProcessFunction):
 
 
 env = StreamExecutionEnvironment.get_execution_environment()
-lines = env.spark.readStream.format("socket").option("host", args.host).option("port", args.port).load()
+lines = env.from_source(SocketSource(args.host, args.port)).df
 words = lines.selectExpr("explode(split(lower(value), '[^a-z]+')) AS word").where("word != ''")
 
 counts = env.from_df(words).key_by("word").process(CountWords(), "word string, count bigint", uid="word-counts")

@@ -24,6 +24,13 @@ _HOMES = {
         "CheckpointConfig", "CheckpointingMode", "ExternalizedCheckpointRetention", "FileSystemCheckpointStorage",
         "JobManagerCheckpointStorage", "RestartStrategies",
     ),
+    "cairn.connectors.delta": ("DeltaSink",),
+    "cairn.connectors.generated": ("CollectionSource", "CrashMarker", "GeneratorSource", "ScriptedSource"),
+    "cairn.connectors.jdbc": ("JdbcSink",),
+    "cairn.connectors.kafka": ("DeliveryGuarantee", "KafkaSink"),
+    "cairn.connectors.retry": ("Retry",),
+    "cairn.connectors.staging": ("Staging",),
+    "cairn.connectors.sources": ("FileSource", "KafkaSource", "SocketSource"),
     "cairn.errors": (
         "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
         "IncompatibleStateError", "InternalError", "InvalidInputError", "NotFoundError", "StateMisuseError",
@@ -67,6 +74,13 @@ if TYPE_CHECKING:
     from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream
+    from cairn.connectors.delta import DeltaSink
+    from cairn.connectors.generated import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
+    from cairn.connectors.jdbc import JdbcSink
+    from cairn.connectors.kafka import DeliveryGuarantee, KafkaSink
+    from cairn.connectors.retry import Retry
+    from cairn.connectors.sources import FileSource, KafkaSource, SocketSource
+    from cairn.connectors.staging import Staging
     from cairn.errors import (
         CairnError,
         CheckpointFailedError,
@@ -134,25 +148,34 @@ __all__ = [
     "CoFlatMapFunction",
     "CoMapFunction",
     "CoProcessFunction",
+    "CollectionSource",
     "ConnectedStreams",
     "CorruptFileError",
+    "CrashMarker",
     "DataStream",
+    "DeliveryGuarantee",
+    "DeltaSink",
     "EmbeddedRocksDBStateBackend",
     "EpochFailedError",
     "ExternalizedCheckpointRetention",
     "FencedError",
     "FileSink",
+    "FileSource",
     "FileSystemCheckpointStorage",
     "FilterFunction",
     "FlatMapFunction",
     "ForeachEpochSink",
+    "GeneratorSource",
     "HashMapStateBackend",
     "IncompatibleStateError",
     "InternalError",
     "InvalidInputError",
+    "JdbcSink",
     "JobHandle",
     "JobManagerCheckpointStorage",
     "JobStatus",
+    "KafkaSink",
+    "KafkaSource",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
@@ -170,8 +193,12 @@ __all__ = [
     "ReduceFunction",
     "ReducingStateDescriptor",
     "RestartStrategies",
+    "Retry",
     "RuntimeContext",
     "Savepoint",
+    "ScriptedSource",
+    "SocketSource",
+    "Staging",
     "StateMisuseError",
     "StateTtlConfig",
     "StateTypeError",

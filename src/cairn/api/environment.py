@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -50,6 +50,7 @@ from cairn.api.spark import (
 from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.api.stream import DataStream
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
+from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
@@ -192,6 +193,31 @@ class StreamExecutionEnvironment:
         refuse_native_state(df)
         return DataStream(self, df)
 
+    def from_source(self, source: Source, watermark: tuple[str, str] | None = None) -> DataStream:
+        """A stream of a source such as `KafkaSource(...)`, or of any object with `load(spark)`.
+
+        `watermark` names the column with the event time and how late rows may be: `("time", "10 seconds")`.
+        """
+        if not isinstance(source, Source):
+            raise InvalidInputError(f"from_source takes a source such as FileSource, not {type(source).__name__}")
+        df = source.load(self.spark)
+        return self.from_df(df if watermark is None else df.withWatermark(*watermark))
+
+    def from_collection(
+        self, collection: Iterable[Any], type_info: Any = None, rows_per_epoch: int | None = None
+    ) -> DataStream:
+        """A stream of the elements of a collection: tuples, or single values as a column `value`.
+
+        `type_info` is DDL such as `"user string, n bigint"`, or one of `Types`; without it Spark infers the types.
+        """
+        from cairn.connectors.generated import CollectionSource  # its base classes cost the start of every worker
+
+        return self.from_source(CollectionSource(collection, type_info, rows_per_epoch))
+
+    def read_text_file(self, path: str) -> DataStream:
+        """The lines of the files in a directory, also of those that come later, in a column `value`."""
+        return self.from_source(FileSource(path))
+
     def execute(self, job_name: str) -> JobHandle:
         """Run the job until it finishes or fails; an error of the job is raised here."""
         job = self.execute_async(job_name)
@@ -235,6 +261,7 @@ class StreamExecutionEnvironment:
             self._start(handle, files, self._recover(handle, files, again, groups, thorough), again)
 
         handle._restart = restart
+        handle._release = self._close_sinks
         self._start(handle, files, recovered, settings)
         return handle
 
@@ -400,6 +427,13 @@ class StreamExecutionEnvironment:
         for stream, sink in self._sinks:
             sink.may_repeat = self._settings.checkpoints.mode == CheckpointingMode.AT_LEAST_ONCE.value
             sink.start(self.spark, job_dir, stream.df.schema)
+
+    def _close_sinks(self) -> None:
+        for _, sink in self._sinks:
+            try:
+                sink.close()
+            except Exception:  # noqa: BLE001 - a run has ended; what it leaves open hurts nobody
+                _log.exception("sink %s could not be closed", sink.uid)
 
     def _effective_trigger(self) -> dict[str, Any]:
         if self._trigger:

@@ -80,6 +80,8 @@ class JobHandle:
         self._timers = timers
         self._restart: Callable[[bool], None] | None = None
         """Starts another run; the argument says whether all stored bytes are to be checked first."""
+        self._release: Callable[[], None] = lambda: None
+        """Lets go of what the sinks hold open. Called when a run has ended."""
         self._query: Any = None
         self._compactor: Compactor | None = None
         self._coordinator: CheckpointCoordinator | None = None
@@ -290,6 +292,7 @@ class JobHandle:
             while True:
                 self._wait_for_query()
                 failure = self._failure()
+                self._release()
                 if failure is None or not self._start_again(failure):
                     break
             self._end_checkpoints()

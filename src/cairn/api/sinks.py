@@ -6,6 +6,8 @@
 | `PrintSink` | every epoch at most once; the one during a crash may be missing on the screen |
 | `ForeachEpochSink` | the function may be called again with the same epoch id: make it idempotent by that id |
 | `NoopSink` | nothing |
+
+Sinks for other systems are in `cairn.connectors`.
 """
 
 from __future__ import annotations
@@ -17,34 +19,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cairn.connectors.base import BaseSink as BaseSink
+from cairn.connectors.staging import durable_parts
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
 from cairn.storage import layout
-from cairn.storage.filesystem import LocalFileSystem, as_url, local_root, sync
+from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
 _FORMATS = ("parquet", "json", "csv")
 _STAGING = "_cairn"
-
-
-class BaseSink:
-    """What all sinks share. `uid` is set when the sink is attached to a stream."""
-
-    kind = "sink"
-    materialised = False
-    """True if the rows must be computed once and kept before the sink sees them, because it may read them twice."""
-
-    def __init__(self) -> None:
-        self.uid = ""
-        self.may_repeat = False
-        """Set with AT_LEAST_ONCE: rows are shown before their epoch is committed, and again if that fails."""
-
-    def start(self, spark: Any, job_dir: str, schema: Any) -> None:
-        """Called once before the first epoch of a run: fail here rather than in the middle."""
-
-    def prepare(self, frame: Any, epoch: int, attempt: str) -> Any:
-        raise TypeError(f"{type(self).__name__} must define prepare()")
-
-    def commit(self, data: Any, epoch: int) -> None:
-        """Nothing to do unless a sink says otherwise."""
 
 
 class FileSink(BaseSink):
@@ -99,19 +81,10 @@ class FileSink(BaseSink):
         target = os.path.join(self.path, *stage.split("/"))
         frame.write.format(self.format).options(**self.options).mode("error").save(as_url(target))
         moves: list[dict[str, Any]] = []
-        for info in self._files.list(stage):
-            name = info.path.rsplit("/", 1)[-1]
-            if not name.startswith("part-"):
-                continue
-            if info.size == 0 or (self.format == "parquet" and _parquet_rows(os.path.join(target, name)) == 0):
-                continue
-            sync(os.path.join(target, name))
-            extension = name.split(".", 1)[1]
+        for info in durable_parts(self._files, stage, self.format):
+            extension = info.path.rsplit("/", 1)[-1].split(".", 1)[1]
             final = f"part-{epoch:010d}-{self._token}-{attempt.rsplit('-', 1)[-1]}-{len(moves):05d}.{extension}"
             moves.append({"from": info.path, "to": final, "size": info.size})
-        if moves:  # the folders on the way down may be new: without them a synced file can be lost
-            for depth in range(len(stage.split("/")) + 1):
-                sync(os.path.join(self.path, *stage.split("/")[:depth]))
         return moves
 
     def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
@@ -147,12 +120,6 @@ class FileSink(BaseSink):
 
     def __repr__(self) -> str:
         return f"FileSink({self.path!r}, format={self.format!r})"
-
-
-def _parquet_rows(path: str) -> int:
-    import pyarrow.parquet as pq
-
-    return int(pq.ParquetFile(path).metadata.num_rows)
 
 
 class TableSink(FileSink):

@@ -14,6 +14,7 @@
     claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
     stopping/<request>            the job is being stopped with a savepoint
     tables/<name>/                data of `TableSink`
+    staging/<uid>/<attempt>/      rows that a sink keeps until their epoch is published
     spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
 
 Of a savepoint, which lies anywhere::
@@ -37,6 +38,7 @@ EPOCHS = "epochs"
 SHARED = "shared"
 SPARK = "spark"
 TABLES = "tables"
+STAGING = "staging"
 HISTORY = "history"
 CONTROL = "control"
 METADATA = "_metadata"
@@ -131,6 +133,11 @@ def claim_path(epoch: int) -> str:
 
 def stopping_path(request: str) -> str:
     return f"{STOPPING}/{checked(request, 'request id')}"
+
+
+def staging_folder(uid: str, attempt: str) -> str:
+    """Where a sink keeps the rows of one attempt at an epoch until they are published. The attempt begins with it."""
+    return f"{STAGING}/{uid}/{attempt}"
 
 
 def number_of(path: str) -> int | None:

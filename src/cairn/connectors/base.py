@@ -1,0 +1,30 @@
+"""The interface of a sink: two phases, of which a user implements the parts that matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BaseSink:
+    """What all sinks share. `uid` is set when the sink is attached to a stream."""
+
+    kind = "sink"
+    materialised = False
+    """True if the rows must be computed once and kept before the sink sees them, because it may read them twice."""
+
+    def __init__(self) -> None:
+        self.uid = ""
+        self.may_repeat = False
+        """Set with AT_LEAST_ONCE: rows are shown before their epoch is committed, and again if that fails."""
+
+    def start(self, spark: Any, job_dir: str, schema: Any) -> None:
+        """Called once before the first epoch of a run: fail here rather than in the middle."""
+
+    def prepare(self, frame: Any, epoch: int, attempt: str) -> Any:
+        raise TypeError(f"{type(self).__name__} must define prepare()")
+
+    def commit(self, data: Any, epoch: int) -> None:
+        """Nothing to do unless a sink says otherwise."""
+
+    def close(self) -> None:
+        """Called when a run has ended, however it did: let go of connections. `start` may follow."""

@@ -1,0 +1,20 @@
+"""Client libraries that only some jobs need: loaded on first use, with an error that says what to install."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from cairn.errors import InvalidInputError
+
+
+def load(module: str, extra: str, needed_by: str) -> Any:
+    """A module of an optional package; `InvalidInputError` with the command that installs it where it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InvalidInputError(
+            f"{needed_by} needs the package '{module.split('.')[0]}', which cannot be imported here ({error}). "
+            f"Install it on the driver: pip install 'cairn[{extra}]'",
+            extra=extra,
+        ) from error

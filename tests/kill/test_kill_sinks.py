@@ -1,0 +1,75 @@
+"""A job with sinks to PostgreSQL, Kafka and a user's own, killed by force between and amid the phases."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kill.sinks_child import PORTION
+from tests.servers.kafka import KafkaServer
+from tests.servers.postgres import PostgresServer
+from tests.spark.oracle import Result, expected, numbered_rows
+
+pytestmark = [pytest.mark.kill, pytest.mark.server, pytest.mark.timeout(500)]
+
+ROOT = Path(__file__).parents[2]
+EPOCHS = 5
+
+
+def start(folder: Path, **plan: Any) -> int:
+    """Run the job in a process group of its own; returns how it ended."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with (folder / "log").open("a") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.kill.sinks_child", json.dumps({"folder": str(folder), **plan})],
+            cwd=ROOT,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(path)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        return child.wait(timeout=150)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def test_sinks_are_exact_whenever_the_job_is_killed(
+    postgres: PostgresServer, kafka: KafkaServer, tmp_path: Path
+) -> None:
+    rows = numbered_rows(EPOCHS * PORTION, 9, seed=4)
+    topic = kafka.create("killed")
+
+    def shown() -> list[list[Result]]:
+        """What a reader of each target sees."""
+        tables = postgres.rows("SELECT 1 FROM pg_tables WHERE tablename = 'oracle'")
+        table = postgres.rows('SELECT "key", seq, count, total, chain FROM oracle') if tables else []
+        records: list[Any] = [tuple(json.loads(value or b"").values()) for _, value, _ in kafka.read(topic)]
+        with closing(sqlite3.connect(tmp_path / "own.db")) as db:
+            own = db.execute("SELECT * FROM oracle").fetchall()
+        return [sorted(found) for found in (table, records, own)]
+
+    def until(epoch: int) -> list[Result]:
+        return expected(rows[: (epoch + 1) * PORTION])
+
+    told = {"postgres": postgres.url, "kafka": kafka.address, "topic": topic, "rows": rows}
+    for plan, epochs in (
+        ({}, (0, 0, 0)),  # the script kills the driver amid the rows of epoch 1
+        ({"kill": ["committed", 2]}, (1, 1, 1)),  # between the phases
+        ({"kill_after": ["topic", 3]}, (3, 3, 2)),  # amid the second one: two sinks have published, one has not
+    ):
+        assert start(tmp_path, **told, **plan) == -signal.SIGKILL, (tmp_path / "log").read_text()
+        assert shown() == [until(epoch) for epoch in epochs], plan
+    assert start(tmp_path, **told) == 0, (tmp_path / "log").read_text()
+    assert shown() == [expected(rows)] * 3
+    assert not list((tmp_path / "jobs" / "oracle" / "staging").rglob("part-*")), "staged files are left over"

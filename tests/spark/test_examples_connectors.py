@@ -1,0 +1,47 @@
+"""The examples that need a server, each run for real by the command that its header names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.servers.cache import NotAvailableError, jars
+from tests.servers.kafka import KafkaServer
+from tests.servers.postgres import PostgresServer
+from tests.spark import programs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = [pytest.mark.spark, pytest.mark.server]
+
+
+def test_kafka_totals_from_topic_to_topic(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two starts over a topic that grows, with a payment in between that its sender took back."""
+    try:
+        monkeypatch.setitem(programs.QUICK, "spark.jars", ",".join(map(str, jars("spark"))))
+    except NotAvailableError as reason:
+        pytest.skip(f"no Kafka connector for Spark: {reason}")
+    kafka.create("payments")
+    kafka.create("totals")
+    where = ("--servers", kafka.address, "--connector", "", "--available-now")
+    total = {"ada": 0, "bob": 0}
+    want = []
+    for portion in (range(5), range(5, 9)):
+        payments = [("ada" if number % 2 else "bob", number) for number in portion]
+        kafka.send("payments", [json.dumps({"user": user, "amount": n}) for user, n in payments], key="one partition")
+        kafka.abandon("payments", json.dumps({"user": "ada", "amount": 1_000_000}))
+        for user, amount in payments:
+            total[user] += amount
+            want.append((user.encode(), {"user": user, "sum": total[user]}))
+        with programs.Program(EXAMPLES / "kafka_totals.py", tmp_path, *where) as run:
+            run.finish()
+        found = [(key, json.loads(value or b"")) for key, value, _ in kafka.read("totals")]
+        assert sorted(found, key=str) == sorted(want, key=str)
+
+
+def test_postgres_totals_are_exact(postgres: PostgresServer, tmp_path: Path) -> None:
+    command = ("--url", postgres.url, "--payments", "2500")
+    with programs.Program(EXAMPLES / "postgres_totals.py", tmp_path, *command) as run:
+        run.finish()
+    want = {f"user-{user}": sum(i * 7 % 100 for i in range(user, 2500, 50)) for user in range(50)}
+    assert dict(postgres.rows('SELECT "user", sum FROM user_totals')) == want
