@@ -127,8 +127,8 @@ def during_savepoint(bench: Bench) -> Series:
 
 
 def restore(bench: Bench) -> Series:
-    """Keys per second of a restore at four times the parallelism, from the start of the job: over the moment when it has
-    all state as files of its own, to the end of its first epoch, which loads them into the working stores.
+    """Keys per second of a restore at four times the parallelism: from the start of the job to the end of its first
+    epoch. By then all state lies in files of the job's own and is loaded into its working stores.
     """
     name = "sp-rescaled"
     path = next(path for path in (bench.work / "savepoints").iterdir() if not path.name.startswith("."))
