@@ -15,6 +15,7 @@ _HOMES = {
     "cairn.api.connected": ("BroadcastConnectedStream", "BroadcastStream", "ConnectedStreams"),
     "cairn.api.keyed": ("KeyedStream",),
     "cairn.api.stream": ("DataStream",),
+    "cairn.api.windows": ("AllWindowedStream", "WindowedStream"),
     "cairn.api.job": ("JobHandle", "JobStatus"),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
@@ -28,6 +29,11 @@ _HOMES = {
         "StateTypeError", "StorageError", "UserFunctionError",
     ),
     "cairn.model.checkpoint": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
+    "cairn.model.assigners": (
+        "CountSlidingWindowAssigner", "CountTumblingWindowAssigner", "EventTimeSessionWindows", "GlobalWindows",
+        "ProcessingTimeSessionWindows", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
+        "TumblingEventTimeWindows", "TumblingProcessingTimeWindows",
+    ),
     "cairn.model.descriptors": (
         "AggregatingStateDescriptor", "ListStateDescriptor", "MapStateDescriptor", "ReducingStateDescriptor",
         "StateTtlConfig", "Time", "ValueStateDescriptor",
@@ -42,7 +48,17 @@ _HOMES = {
         "KeyedCoProcessFunction", "ProcessFunction", "ProcessJoinFunction",
     ),
     "cairn.model.simple": ("CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "MapFunction"),
+    "cairn.model.triggers": (
+        "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountTrigger", "EventTimeTrigger",
+        "NeverTrigger", "ProcessingTimeTrigger", "PurgingTrigger",
+    ),
     "cairn.model.types": ("Types",),
+    "cairn.model.windows": (
+        "AllWindowFunction", "CountWindow", "CountWindowSerializer", "GlobalWindow", "GlobalWindowSerializer",
+        "MergingWindowAssigner", "ProcessAllWindowFunction", "ProcessWindowFunction",
+        "SessionWindowTimeGapExtractor", "TimeWindow", "TimeWindowSerializer", "Trigger", "TriggerResult", "Window",
+        "WindowAssigner", "WindowFunction", "WindowSerializer",
+    ),
     "cairn.runtime.vectorised": ("BatchContext",),
 }  # fmt: skip
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
@@ -63,6 +79,7 @@ if TYPE_CHECKING:
     from cairn.api.keyed import KeyedStream
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream
+    from cairn.api.windows import AllWindowedStream, WindowedStream
     from cairn.errors import (
         CairnError,
         CheckpointFailedError,
@@ -77,6 +94,17 @@ if TYPE_CHECKING:
         StateTypeError,
         StorageError,
         UserFunctionError,
+    )
+    from cairn.model.assigners import (
+        CountSlidingWindowAssigner,
+        CountTumblingWindowAssigner,
+        EventTimeSessionWindows,
+        GlobalWindows,
+        ProcessingTimeSessionWindows,
+        SlidingEventTimeWindows,
+        SlidingProcessingTimeWindows,
+        TumblingEventTimeWindows,
+        TumblingProcessingTimeWindows,
     )
     from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
     from cairn.model.descriptors import (
@@ -107,12 +135,42 @@ if TYPE_CHECKING:
         ProcessJoinFunction,
     )
     from cairn.model.simple import CoFlatMapFunction, CoMapFunction, FilterFunction, FlatMapFunction, MapFunction
+    from cairn.model.triggers import (
+        ContinuousEventTimeTrigger,
+        ContinuousProcessingTimeTrigger,
+        CountTrigger,
+        EventTimeTrigger,
+        NeverTrigger,
+        ProcessingTimeTrigger,
+        PurgingTrigger,
+    )
     from cairn.model.types import Types
+    from cairn.model.windows import (
+        AllWindowFunction,
+        CountWindow,
+        CountWindowSerializer,
+        GlobalWindow,
+        GlobalWindowSerializer,
+        MergingWindowAssigner,
+        ProcessAllWindowFunction,
+        ProcessWindowFunction,
+        SessionWindowTimeGapExtractor,
+        TimeWindow,
+        TimeWindowSerializer,
+        Trigger,
+        TriggerResult,
+        Window,
+        WindowAssigner,
+        WindowFunction,
+        WindowSerializer,
+    )
     from cairn.runtime.vectorised import BatchContext
 
 __all__ = [
     "AggregateFunction",
     "AggregatingStateDescriptor",
+    "AllWindowFunction",
+    "AllWindowedStream",
     "BaseSink",
     "BatchContext",
     "BroadcastConnectedStream",
@@ -131,10 +189,19 @@ __all__ = [
     "CoMapFunction",
     "CoProcessFunction",
     "ConnectedStreams",
+    "ContinuousEventTimeTrigger",
+    "ContinuousProcessingTimeTrigger",
     "CorruptFileError",
+    "CountSlidingWindowAssigner",
+    "CountTrigger",
+    "CountTumblingWindowAssigner",
+    "CountWindow",
+    "CountWindowSerializer",
     "DataStream",
     "EmbeddedRocksDBStateBackend",
     "EpochFailedError",
+    "EventTimeSessionWindows",
+    "EventTimeTrigger",
     "ExternalizedCheckpointRetention",
     "FencedError",
     "FileSink",
@@ -142,6 +209,9 @@ __all__ = [
     "FilterFunction",
     "FlatMapFunction",
     "ForeachEpochSink",
+    "GlobalWindow",
+    "GlobalWindowSerializer",
+    "GlobalWindows",
     "HashMapStateBackend",
     "IncompatibleStateError",
     "InternalError",
@@ -157,16 +227,26 @@ __all__ = [
     "LmdbStateBackend",
     "MapFunction",
     "MapStateDescriptor",
+    "MergingWindowAssigner",
+    "NeverTrigger",
     "NoopSink",
     "NotFoundError",
     "OutputTag",
     "PrintSink",
+    "ProcessAllWindowFunction",
     "ProcessFunction",
     "ProcessJoinFunction",
+    "ProcessWindowFunction",
+    "ProcessingTimeSessionWindows",
+    "ProcessingTimeTrigger",
+    "PurgingTrigger",
     "ReduceFunction",
     "ReducingStateDescriptor",
     "RestartStrategies",
     "RuntimeContext",
+    "SessionWindowTimeGapExtractor",
+    "SlidingEventTimeWindows",
+    "SlidingProcessingTimeWindows",
     "StateMisuseError",
     "StateTtlConfig",
     "StateTypeError",
@@ -175,9 +255,20 @@ __all__ = [
     "TableSink",
     "Time",
     "TimeDomain",
+    "TimeWindow",
+    "TimeWindowSerializer",
+    "Trigger",
+    "TriggerResult",
+    "TumblingEventTimeWindows",
+    "TumblingProcessingTimeWindows",
     "Types",
     "UserFunctionError",
     "ValueStateDescriptor",
+    "Window",
+    "WindowAssigner",
+    "WindowFunction",
+    "WindowSerializer",
+    "WindowedStream",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The built-in window assigners. Names, arguments and meanings are PyFlink's; lengths of time are checked when given."""
+"""The built-in window assigners. Names and meanings are PyFlink's; lengths of time are checked when they are given."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ class TimeWindows(WindowAssigner[Any, TimeWindow]):
             )
 
     def assign_windows(self, element: Any, timestamp: int, context: Any) -> Collection[TimeWindow]:
+        if not self.event_time:
+            timestamp = context.get_current_processing_time()
         last = TimeWindow.get_window_start_with_offset(timestamp, self.offset, self.slide)
         return [TimeWindow(start, start + self.size) for start in range(last, timestamp - self.size, -self.slide)]
 
@@ -141,6 +143,8 @@ class SessionWindows(MergingWindowAssigner[Any, TimeWindow]):
                     "of milliseconds, at least 1"
                 )
             gap = extracted
+        if not self.event_time:
+            timestamp = context.get_current_processing_time()
         return [TimeWindow(timestamp, timestamp + gap)]
 
     def merge_windows(self, windows: Sequence[TimeWindow], callback: MergingWindowAssigner.MergeCallback) -> None:
@@ -217,7 +221,9 @@ class CountSlidingWindowAssigner(WindowAssigner[Any, CountWindow]):
     def __init__(self, size: int, slide: int) -> None:
         for what, number in (("size", size), ("slide", slide)):
             if isinstance(number, bool) or not isinstance(number, int) or number <= 0:  # type: ignore[redundant-expr]
-                raise InvalidInputError(f"the {what} of a count window is a number of elements from 1 on, not {number!r}")
+                raise InvalidInputError(
+                    f"the {what} of a count window is a number of elements from 1 on, not {number!r}"
+                )
         self.size = size
         self.slide = slide
 

@@ -90,7 +90,8 @@ class _ContinuousTrigger(Trigger[Any, Any]):
 
     def _after(self, time: int, window: Any) -> int:
         """The next multiple of the interval after a time, or the end of the window if that comes first."""
-        return min(time - time % self.interval + self.interval, window.max_timestamp())
+        end: int = window.max_timestamp()
+        return min(time - time % self.interval + self.interval, end)
 
     def can_merge(self) -> bool:
         return True
@@ -193,7 +194,9 @@ class CountTrigger(Trigger[Any, Any]):
 
     def __init__(self, window_size: int) -> None:
         if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size <= 0:  # type: ignore[redundant-expr]
-            raise InvalidInputError(f"CountTrigger fires after so many elements: a number from 1 on, not {window_size!r}")
+            raise InvalidInputError(
+                f"CountTrigger fires after so many elements: a number from 1 on, not {window_size!r}"
+            )
         self.window_size = window_size
 
     @staticmethod

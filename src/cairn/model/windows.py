@@ -89,7 +89,7 @@ class CountWindow(Window):
 
     __slots__ = ("id",)
 
-    def __init__(self, id: int) -> None:
+    def __init__(self, id: int) -> None:  # noqa: A002 - PyFlink's name
         self.id = id
 
     def max_timestamp(self) -> int:
@@ -227,8 +227,10 @@ class WindowAssigner(ABC, Generic[T, W]):
         def get_runtime_context(self) -> RuntimeContext: ...
 
     @abstractmethod
-    def assign_windows(self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext) -> Collection[W]:
-        """The windows of an element. `timestamp` is its event time; for processing-time windows that of the clock."""
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> Collection[W]:
+        """The windows of an element. `timestamp` is its event time, or that of the clock if it has none."""
 
     @abstractmethod
     def get_default_trigger(self, env: Any) -> Trigger[T, W]:

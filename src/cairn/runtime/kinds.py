@@ -14,6 +14,9 @@ CO = "co"
 BROADCAST = "broadcast"
 """A broadcast second input; without a key if the operator has no key types."""
 
+WINDOW = "window"
+"""An aggregation over event-time windows, in columns."""
+
 
 def operator_kind(spec: OperatorSpec) -> type[ProcessOperator]:
     """The class that runs an operator."""
@@ -23,6 +26,10 @@ def operator_kind(spec: OperatorSpec) -> type[ProcessOperator]:
         return BatchOperator
     if spec.kind == PROCESS:
         return ProcessOperator
+    if spec.kind == WINDOW:
+        from cairn.runtime.window_batches import WindowAggregateOperator
+
+        return WindowAggregateOperator
     from cairn.runtime import inputs
 
     found = inputs.KINDS.get((spec.kind, bool(spec.key_types)))

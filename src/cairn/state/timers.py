@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cairn.errors import InvalidInputError
@@ -101,6 +103,54 @@ class TimerTable:
             "entry": pa.array([codec.time_bytes(time) for (time, _), _ in changes], pa.binary()),
             "value": pa.array([value for _, value in changes], pa.binary()),
         }
+        return Section(self.name, "timer", Storage.BYTES, False, sorted_table(columns))
+
+
+class BulkTimers(TimerTable):
+    """Timers of one domain in whole columns, for operators that handle many at a time. A key has one timer at most."""
+
+    def __init__(self, name: str, slots: KeySlots, store: WorkingStore) -> None:
+        super().__init__(name, slots, store)
+        self._times: list[np.ndarray[Any, Any]] = []
+        self._places: list[np.ndarray[Any, Any]] = []
+        self._set = np.zeros(0, dtype=bool)
+        self._taken: tuple[pa.Array, pa.Array] | None = None
+
+    def take(self, now: int) -> tuple[np.ndarray[Any, Any], pa.Array]:
+        """Remove the timers at or below a time; their times, ascending, and keys. To be called before `register_many`."""
+        found = []
+        for raw, _ in self._store.scan(self.name):
+            if codec.time_value(raw) > now:
+                break
+            found.append(raw)
+        entries = pa.array([raw[:8] for raw in found], pa.binary())
+        keys = pa.array([raw[8:] for raw in found], pa.binary())
+        if found:
+            self._taken = (entries, keys)
+        return codec.ordered_numbers(entries), keys
+
+    def register_many(self, times: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> None:
+        """Set timers of distinct slots; a slot for which one was set in this epoch is left out."""
+        if len(self._set) < len(self._slots):
+            self._set = np.concatenate([self._set, np.zeros(len(self._slots) - len(self._set), dtype=bool)])
+        fresh = ~self._set[slots]
+        self._set[slots] = True
+        self._times.append(times[fresh])
+        self._places.append(slots[fresh])
+
+    def drain(self) -> Section | None:
+        entries = [codec.group_order(times) for times in self._times if len(times)]
+        names = self._slots.all_keys()
+        keys = [names.take(pa.array(places)) for places in self._places if len(places)]
+        count = sum(map(len, keys))
+        if self._taken is not None:
+            entries.append(self._taken[0])
+            keys.append(self._taken[1])
+        if not keys:
+            return None
+        total = sum(map(len, keys))
+        values = pa.array([b""] * count + [None] * (total - count), pa.binary())
+        columns = {"key": pa.concat_arrays(keys), "entry": pa.concat_arrays(entries), "value": values}
         return Section(self.name, "timer", Storage.BYTES, False, sorted_table(columns))
 
 

@@ -33,7 +33,7 @@ from cairn.model.outputs import TAG_COLUMN, OutputTag, output_column, row_column
 from cairn.model.types import DataType, row_class
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.compact import compact_range
-from cairn.runtime.kinds import operator_kind
+from cairn.runtime.kinds import PROCESS, operator_kind
 from cairn.runtime.operator import OperatorSpec, Timings
 from cairn.runtime.operator_states import OperatorStates
 from cairn.runtime.outputs import SideSpec
@@ -324,6 +324,7 @@ class KeyedProcessHarness:
         show_values: bool = True,
         files: FileSystem | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        kind: str = PROCESS,
     ) -> None:
         keygroups.validate(parallelism, max_parallelism)
         load_backend(backend)
@@ -351,6 +352,7 @@ class KeyedProcessHarness:
             bare_out=bare,
             tagged=bool(side_outputs),
             sides=sides_of(side_outputs),
+            kind=kind,
         )
         self._begin(
             spec, Shuffle(schema, spec.key_columns, [columns[name].ddl for name in keys]), state_dir, files,
