@@ -232,11 +232,16 @@ class CountSlidingWindowAssigner(WindowAssigner[Any, CountWindow]):
         return CountSlidingWindowAssigner(size, slide)
 
     def assign_windows(self, element: Any, timestamp: int, context: Any) -> Collection[CountWindow]:
-        counter = context.get_runtime_context().get_state(ValueStateDescriptor("count-windows", "bigint"))
+        (descriptor,) = self.state_descriptors()
+        counter = context.get_runtime_context().get_state(descriptor)
         number = counter.value() or 0
         counter.update(number + 1)
         first = max(0, -(-(number - self.size + 1) // self.slide))
         return [CountWindow(each) for each in range(first, number // self.slide + 1)]
+
+    def state_descriptors(self) -> Sequence[ValueStateDescriptor]:
+        """How many elements a key has had."""
+        return (ValueStateDescriptor("count-windows", "bigint"),)
 
     def get_default_trigger(self, env: Any) -> Trigger[Any, CountWindow]:
         return PurgingTrigger.of(CountTrigger.of(self.size))

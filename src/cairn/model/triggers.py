@@ -6,10 +6,11 @@ of which nothing more will come (docs/design/0005-windows.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cairn.errors import InvalidInputError
-from cairn.model.descriptors import ReducingStateDescriptor, Time
+from cairn.model.descriptors import ReducingStateDescriptor, StateDescriptor, Time
 from cairn.model.windows import MAX_TIME, Trigger, TriggerResult
 
 
@@ -74,8 +75,6 @@ class ProcessingTimeTrigger(Trigger[Any, Any]):
 class _ContinuousTrigger(Trigger[Any, Any]):
     """What the two continuous triggers share: the next time at which a window fires is its state."""
 
-    _state = "fire-time"
-
     def __init__(self, interval: Time | int) -> None:
         length = interval.to_milliseconds() if isinstance(interval, Time) else interval
         if isinstance(length, bool) or not isinstance(length, int) or length <= 0:  # type: ignore[redundant-expr]
@@ -85,8 +84,11 @@ class _ContinuousTrigger(Trigger[Any, Any]):
             )
         self.interval = length
 
+    def state_descriptors(self) -> Sequence[StateDescriptor]:
+        return (ReducingStateDescriptor("fire-time", min, "bigint"),)
+
     def _next(self, ctx: Any) -> Any:
-        return ctx.get_partitioned_state(ReducingStateDescriptor(self._state, min, "bigint"))
+        return ctx.get_partitioned_state(*self.state_descriptors())
 
     def _after(self, time: int, window: Any) -> int:
         """The next multiple of the interval after a time, or the end of the window if that comes first."""
@@ -131,7 +133,7 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger):
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: Any) -> None:
-        ctx.merge_partitioned_state(ReducingStateDescriptor(self._state, min, "bigint"))
+        ctx.merge_partitioned_state(*self.state_descriptors())
         due = self._next(ctx).get()
         if due is not None:
             ctx.register_event_time_timer(due)
@@ -177,7 +179,7 @@ class ContinuousProcessingTimeTrigger(_ContinuousTrigger):
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: Any) -> None:
-        ctx.merge_partitioned_state(ReducingStateDescriptor(self._state, min, "bigint"))
+        ctx.merge_partitioned_state(*self.state_descriptors())
         due = self._next(ctx).get()
         if due is not None:
             ctx.register_processing_time_timer(due)
@@ -203,8 +205,11 @@ class CountTrigger(Trigger[Any, Any]):
     def of(window_size: int) -> CountTrigger:
         return CountTrigger(window_size)
 
+    def state_descriptors(self) -> Sequence[StateDescriptor]:
+        return (ReducingStateDescriptor("count", _add, "bigint"),)
+
     def _count(self, ctx: Any) -> Any:
-        return ctx.get_partitioned_state(ReducingStateDescriptor("count", _add, "bigint"))
+        return ctx.get_partitioned_state(*self.state_descriptors())
 
     def on_element(self, element: Any, timestamp: int, window: Any, ctx: Any) -> TriggerResult:
         state = self._count(ctx)
@@ -224,7 +229,7 @@ class CountTrigger(Trigger[Any, Any]):
         return True
 
     def on_merge(self, window: Any, ctx: Any) -> None:
-        ctx.merge_partitioned_state(ReducingStateDescriptor("count", _add, "bigint"))
+        ctx.merge_partitioned_state(*self.state_descriptors())
 
     def clear(self, window: Any, ctx: Any) -> None:
         self._count(ctx).clear()
@@ -254,6 +259,9 @@ class PurgingTrigger(Trigger[Any, Any]):
 
     def on_event_time(self, time: int, window: Any, ctx: Any) -> TriggerResult:
         return _purging(self.nested_trigger.on_event_time(time, window, ctx))
+
+    def state_descriptors(self) -> Sequence[StateDescriptor]:
+        return self.nested_trigger.state_descriptors()
 
     def can_merge(self) -> bool:
         return self.nested_trigger.can_merge()

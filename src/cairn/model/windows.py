@@ -14,7 +14,7 @@ from cairn.model.functions import RuntimeContext
 from cairn.model.simple import Function
 
 if TYPE_CHECKING:
-    from cairn.model.descriptors import StateDescriptor
+    from cairn.model.descriptors import StateDescriptor, ValueStateDescriptor
     from cairn.model.outputs import OutputTag
 
 MAX_TIME = (1 << 63) - 1
@@ -206,6 +206,10 @@ class Trigger(ABC, Generic[T, W]):
     def on_event_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
         """An event-time timer of this trigger is due."""
 
+    def state_descriptors(self) -> Sequence[StateDescriptor]:
+        """States that are declared when a task begins. Others come to be when they are first used."""
+        return ()
+
     def can_merge(self) -> bool:
         """Whether `on_merge` is defined. Session windows take no other triggers."""
         return False
@@ -235,6 +239,10 @@ class WindowAssigner(ABC, Generic[T, W]):
     @abstractmethod
     def get_default_trigger(self, env: Any) -> Trigger[T, W]:
         """The trigger of a stream that names none."""
+
+    def state_descriptors(self) -> Sequence[ValueStateDescriptor]:
+        """States of the key that are declared when a task begins."""
+        return ()
 
     def get_window_serializer(self) -> WindowSerializer[Any]:
         """How windows are stored. Needed by assigners with windows of their own only."""

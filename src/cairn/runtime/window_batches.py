@@ -207,7 +207,8 @@ class WindowAggregateOperator(ProcessOperator):
             else:
                 combine = np.fmin if name == "min" else np.maximum
                 final = np.where(known, initial, extreme(values, high=name == "min")).astype(values.dtype)
-                combine.at(final, where, picked)
+                with np.errstate(invalid="ignore"):  # NaN is a number like others
+                    combine.at(final, where, picked)
             seen = known.copy()
             seen[where] = True
             table.put(slots, pa.array(final) if seen.all() else pa.array(final, mask=~seen))

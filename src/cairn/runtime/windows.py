@@ -73,6 +73,10 @@ class WindowOperator(KeyedProcessFunction):
         if isinstance(self._assigner, MergingWindowAssigner):
             self._merging = MergingWindows(runtime_context, self._assigner, self._serializer)
             self._window_states = NoWindowState()
+        for descriptor in self._trigger.state_descriptors():
+            self._trigger_states.of(descriptor)
+        for of_key in self._assigner.state_descriptors():
+            runtime_context.get_state(of_key)
         for part in (self._function, self._kept.function):
             if isinstance(part, (Function, ReduceFunction)):
                 part.open(runtime_context)

@@ -117,7 +117,7 @@ class BulkTimers(TimerTable):
         self._taken: tuple[pa.Array, pa.Array] | None = None
 
     def take(self, now: int) -> tuple[np.ndarray[Any, Any], pa.Array]:
-        """Remove the timers at or below a time; their times, ascending, and keys. To be called before `register_many`."""
+        """Remove the timers at or below a time, before any is set: their times, ascending, and their keys."""
         found = []
         for raw, _ in self._store.scan(self.name):
             if codec.time_value(raw) > now:

@@ -1,0 +1,617 @@
+"""Windows row by row, without Spark: every kind of window, trigger and function, lateness, merging, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from cairn import (
+    AggregateFunction,
+    AllWindowFunction,
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
+    CountSlidingWindowAssigner,
+    CountTrigger,
+    CountTumblingWindowAssigner,
+    CountWindow,
+    EventTimeSessionWindows,
+    EventTimeTrigger,
+    GlobalWindows,
+    InvalidInputError,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    NeverTrigger,
+    OutputTag,
+    ProcessAllWindowFunction,
+    ProcessingTimeSessionWindows,
+    ProcessWindowFunction,
+    PurgingTrigger,
+    ReduceFunction,
+    ReducingStateDescriptor,
+    SessionWindowTimeGapExtractor,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    StateMisuseError,
+    Time,
+    TimeWindow,
+    Trigger,
+    TriggerResult,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    Types,
+    UserFunctionError,
+    ValueStateDescriptor,
+    Window,
+    WindowAssigner,
+    WindowFunction,
+    WindowSerializer,
+)
+from cairn.testing import WindowHarness
+
+ROWS = "user string, v bigint, time timestamp"
+COUNTS = "user string, first bigint, last bigint, n bigint"
+LATE = OutputTag("late", ROWS)
+STATES = ("window-elements", "window-sizes", "window-timers-event", "window-timers-processing")
+
+
+def row(ms: int, user: str = "a", v: int = 1) -> tuple[Any, ...]:
+    return user, v, WindowHarness.at(ms)
+
+
+class Count(ProcessWindowFunction[Any, Any, str, TimeWindow]):
+    def process(self, key: str, context: Any, elements: Iterable[Any]) -> Iterable[Any]:
+        return [(key, context.window().start, context.window().end, len(list(elements)))]
+
+
+class Values(ProcessWindowFunction[Any, Any, str, Any]):
+    """All values of a window as text."""
+
+    def process(self, key: str, context: Any, elements: Iterable[Any]) -> Iterator[Any]:
+        yield key, " ".join(str(element.v) for element in elements)
+
+
+def counting(assigner: WindowAssigner[Any, Any], **settings: Any) -> WindowHarness:
+    settings.setdefault("event_time", "time")
+    return WindowHarness(assigner, Count(), "user", ROWS, COUNTS, **settings)
+
+
+def values(assigner: WindowAssigner[Any, Any], **settings: Any) -> WindowHarness:
+    return WindowHarness(assigner, Values(), "user", ROWS, "user string, text string", **settings)
+
+
+def nothing_left(harness: WindowHarness, user: str = "a") -> None:
+    assert harness.timers() == []
+    for name in STATES:
+        assert harness.state(name, user) == {}, name
+
+
+def test_tumbling_windows_with_an_offset_fire_once_when_the_watermark_reaches_their_end() -> None:
+    with counting(TumblingEventTimeWindows.of(Time.milliseconds(10), Time.milliseconds(3))) as harness:
+        harness.push(row(3), row(12), row(13), row(2), row(12, "b"))
+        assert harness.run_epoch() == []
+        harness.advance_watermark(12)
+        harness.push(row(12))  # at the watermark: in time
+        assert harness.run_epoch() == [("a", -7, 3, 1)]
+        harness.advance_watermark(13)
+        assert sorted(harness.run_epoch()) == [("a", 3, 13, 3), ("b", 3, 13, 1)]
+        assert harness.run_epoch() == []
+        harness.advance_watermark(100)
+        assert harness.run_epoch() == [("a", 13, 23, 1)]
+        nothing_left(harness)
+
+
+def test_sliding_windows_hold_an_element_several_times() -> None:
+    with counting(SlidingEventTimeWindows.of(10, 4)) as harness:
+        harness.push(row(9))
+        harness.run_epoch()
+        harness.advance_watermark(1000)
+        assert harness.run_epoch() == [("a", 0, 10, 1), ("a", 4, 14, 1), ("a", 8, 18, 1)]
+        nothing_left(harness)
+    with counting(SlidingEventTimeWindows.of(2, 10)) as harness:  # gaps between windows
+        harness.push(row(1), row(5))
+        harness.run_epoch()
+        harness.advance_watermark(1000)
+        assert harness.run_epoch() == [("a", 0, 2, 1)]
+
+
+def test_processing_time_windows_fire_after_their_last_moment() -> None:
+    with counting(TumblingProcessingTimeWindows.of(10), event_time=None) as harness:
+        for now, want in ((0, []), (9, []), (10, [("a", 0, 10, 2)]), (25, [("a", 10, 20, 1)])):
+            harness.advance_processing_time(now)
+            if now < 20:
+                harness.push(row(0))
+            assert harness.run_epoch() == want, now
+        nothing_left(harness)
+    with counting(SlidingProcessingTimeWindows.of(10, 5), event_time=None) as harness:
+        harness.push(row(0))
+        harness.run_epoch()
+        harness.advance_processing_time(30)
+        assert harness.run_epoch() == [("a", -5, 5, 1), ("a", 0, 10, 1)]
+    with counting(ProcessingTimeSessionWindows.with_gap(10), event_time=None) as harness:
+        for now, want in ((0, []), (9, []), (18, []), (28, [("a", 0, 28, 3)]), (100, [("a", 28, 38, 1)])):
+            harness.advance_processing_time(now)
+            if now < 50:
+                harness.push(row(0))
+            assert harness.run_epoch() == want, now
+        nothing_left(harness)
+
+
+class OwnTime(SessionWindowTimeGapExtractor):
+    def extract(self, element: Any) -> int:
+        return int(element.v)
+
+
+def test_sessions_grow_touch_and_merge_within_and_across_epochs() -> None:
+    for epochs in ([[1, 2, 3, 4, 8, 9, 15]], [[15, 9], [1], [8, 3], [2, 4]], [[t] for t in (4, 9, 15, 1, 8, 2, 3)]):
+        with counting(EventTimeSessionWindows.with_gap(5)) as harness:
+            for times in epochs:
+                harness.push(*map(row, times))
+                assert harness.run_epoch() == []
+            harness.advance_watermark(14)
+            assert harness.run_epoch() == [("a", 1, 14, 6)]
+            harness.restart(parallelism=3)
+            harness.advance_watermark(20)
+            assert harness.run_epoch() == [("a", 15, 20, 1)]
+            nothing_left(harness)
+            assert harness.state("window-sessions", "a") == {}
+
+
+def test_sessions_with_a_gap_of_each_element() -> None:
+    with counting(EventTimeSessionWindows.with_dynamic_gap(OwnTime())) as harness:
+        harness.push(*[row(t, v=t) for t in (1, 2, 3, 4, 8, 9, 15)])
+        harness.run_epoch()
+        harness.advance_watermark(1000)
+        assert harness.run_epoch() == [("a", 1, 30, 7)]
+    with counting(EventTimeSessionWindows.with_dynamic_gap(OwnTime())) as harness:
+        harness.push(row(1, v=0))
+        with pytest.raises(UserFunctionError, match=r"OwnTime.extract\(\) gave 0.*at least 1"):
+            harness.run_epoch()
+
+
+def test_late_elements_join_a_session_that_is_still_there() -> None:
+    """A late row alone is dropped; one that touches an open session is not late."""
+    with counting(EventTimeSessionWindows.with_gap(10), late=LATE) as harness:
+        harness.push(row(100), row(120))
+        harness.run_epoch()
+        harness.advance_watermark(109)
+        harness.push(row(95), row(80))
+        assert harness.run_epoch() == []
+        assert [late.time for late in harness.side_outputs["late"]] == [WindowHarness.at(80)]
+        harness.push(row(112))  # joins 95-110, which is open at 109, no: 112 begins after its end; and touches 120
+        harness.run_epoch()
+        harness.advance_watermark(1000)
+        assert harness.run_epoch() == [("a", 95, 110, 2), ("a", 112, 130, 2)]
+
+
+def test_allowed_lateness_fires_again_then_drops() -> None:
+    with counting(TumblingEventTimeWindows.of(10), allowed_lateness=Time.milliseconds(5), late=LATE) as harness:
+        harness.push(row(1))
+        harness.run_epoch()
+        harness.advance_watermark(10)
+        harness.push(row(2), row(3))
+        assert harness.run_epoch() == [("a", 0, 10, 1), ("a", 0, 10, 2), ("a", 0, 10, 3)]
+        harness.restart(parallelism=2)
+        harness.advance_watermark(14)
+        harness.push(row(4), row(5, "new"))
+        assert sorted(harness.run_epoch()) == [("a", 0, 10, 4), ("new", 0, 10, 1)]
+        harness.advance_watermark(15)
+        harness.push(row(4))
+        assert harness.run_epoch() == []
+        assert len(harness.side_outputs["late"]) == 1
+        nothing_left(harness)
+        nothing_left(harness, "new")
+
+
+def test_lateness_keeps_sessions_and_merges_a_fired_one() -> None:
+    with counting(EventTimeSessionWindows.with_gap(10), allowed_lateness=20) as harness:
+        harness.push(row(0))
+        harness.run_epoch()
+        harness.advance_watermark(10)
+        assert harness.run_epoch() == [("a", 0, 10, 1)]
+        harness.push(row(5))  # the merged session ends later and is open again
+        assert harness.run_epoch() == []
+        harness.advance_watermark(15)
+        assert harness.run_epoch() == [("a", 0, 15, 2)]
+        harness.advance_watermark(35)
+        assert harness.run_epoch() == []
+        nothing_left(harness)
+
+
+def test_count_windows() -> None:
+    with values(CountTumblingWindowAssigner.of(2)) as harness:
+        harness.push(*[row(0, v=v) for v in range(5)])
+        assert harness.run_epoch() == [("a", "0 1"), ("a", "2 3")]
+        harness.restart(parallelism=2)
+        harness.push(row(0, v=5))
+        assert harness.run_epoch() == [("a", "4 5")]
+        nothing_left(harness)
+        assert harness.state("count-windows", "a") == 6
+    with values(CountSlidingWindowAssigner.of(3, 2)) as harness:
+        harness.push(*[row(0, v=v) for v in range(7)])
+        assert harness.run_epoch() == [("a", "0 1 2"), ("a", "2 3 4"), ("a", "4 5 6")]
+        assert harness.state("window-sizes", "a") == {(3, 0): 1}
+
+
+def test_global_windows_fire_by_trigger_only() -> None:
+    for trigger, want in (
+        (PurgingTrigger.of(CountTrigger.of(2)), [("a", "0 1"), ("a", "2 3")]),
+        (CountTrigger.of(2), [("a", "0 1"), ("a", "0 1 2 3")]),
+        (NeverTrigger(), []),
+        (None, []),
+    ):
+        with values(GlobalWindows.create(), trigger=trigger) as harness:
+            harness.push(*[row(0, v=v) for v in range(5)])
+            assert harness.run_epoch() == want
+            assert harness.timers() == []
+
+
+def test_early_firing() -> None:
+    with counting(TumblingEventTimeWindows.of(100), trigger=ContinuousEventTimeTrigger.of(30)) as harness:
+        harness.push(row(5), row(40))
+        harness.run_epoch()
+        harness.advance_watermark(31)
+        assert harness.run_epoch() == [("a", 0, 100, 2)]
+        harness.push(row(50))
+        assert harness.run_epoch() == []
+        harness.advance_watermark(95)
+        assert harness.run_epoch() == [("a", 0, 100, 3)] * 2  # at 60 and at 90
+        harness.advance_watermark(100)
+        assert harness.run_epoch() == [("a", 0, 100, 3)]
+        nothing_left(harness)
+        assert harness.state("trigger.fire-time", "a") == {}
+    with counting(TumblingEventTimeWindows.of(100), trigger=CountTrigger.of(2)) as harness:
+        harness.push(row(1), row(2), row(3))
+        assert harness.run_epoch() == [("a", 0, 100, 2)]
+        harness.advance_watermark(100)
+        assert harness.run_epoch() == []
+        nothing_left(harness)
+        assert harness.state("trigger.count", "a") == {}
+
+
+def test_continuous_processing_time_on_event_time_windows() -> None:
+    with counting(TumblingEventTimeWindows.of(100), trigger=ContinuousProcessingTimeTrigger.of(10)) as harness:
+        harness.push(row(5))
+        assert harness.run_epoch() == []
+        harness.advance_processing_time(11)
+        assert harness.run_epoch() == [("a", 0, 100, 1)]
+        assert harness.run_epoch() == []
+        harness.advance_processing_time(55)  # five firings are due: one of them is told
+        assert harness.run_epoch() == [("a", 0, 100, 1)]
+        harness.advance_watermark(200)
+        assert harness.run_epoch() == []
+        nothing_left(harness)
+
+
+def test_triggers_of_merged_sessions_merge_their_counts() -> None:
+    with counting(EventTimeSessionWindows.with_gap(5), trigger=CountTrigger.of(4)) as harness:
+        harness.push(row(0), row(1), row(8))
+        assert harness.run_epoch() == []
+        harness.push(row(4))
+        assert harness.run_epoch() == [("a", 0, 13, 4)]
+    with counting(EventTimeSessionWindows.with_gap(5), trigger=ContinuousEventTimeTrigger.of(4)) as harness:
+        harness.push(row(0), row(8))
+        harness.run_epoch()
+        harness.push(row(4))
+        harness.run_epoch()
+        harness.advance_watermark(100)
+        assert harness.run_epoch() == [("a", 0, 13, 3)] * 3  # at 4, at 8, and at the end
+        nothing_left(harness)
+
+
+class Add(ReduceFunction):
+    def reduce(self, value1: Any, value2: Any) -> Any:
+        return value1[0], value1[1] + value2[1], max(value1[2], value2[2])
+
+
+class Mean(AggregateFunction):
+    def create_accumulator(self) -> Any:
+        return (0, 0)
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        return accumulator[0] + 1, accumulator[1] + value.v
+
+    def get_result(self, accumulator: Any) -> float:
+        return float(accumulator[1] / accumulator[0])
+
+    def merge(self, acc_a: Any, acc_b: Any) -> Any:
+        return acc_a[0] + acc_b[0], acc_a[1] + acc_b[1]
+
+
+class Labelled(ProcessWindowFunction[Any, Any, str, Any]):
+    def process(self, key: str, context: Any, elements: Iterable[Any]) -> Iterator[Any]:
+        (only,) = elements
+        yield key, context.window().end, only if isinstance(only, float) else float(only.v)
+
+
+class LabelledByApply(WindowFunction[Any, Any, str, Any]):
+    def apply(self, key: str, window: Any, inputs: Iterable[Any]) -> list[Any]:
+        (only,) = inputs
+        return [(key, window.end, only if isinstance(only, float) else float(only.v))]
+
+
+def test_reduce_and_aggregate_keep_one_value_alone_and_with_a_function() -> None:
+    rows = [row(1, v=1), row(2, v=2), row(8, v=30), row(4, v=6)]
+    session = EventTimeSessionWindows.with_gap(5)
+    labelled = "user string, last bigint, value double"
+    cases: list[tuple[Any, Any, dict[str, Any], Any]] = [
+        (None, ROWS, {"reduce": Add()}, ("a", 39, WindowHarness.at(8))),
+        (None, ROWS, {"reduce": lambda x, y: (x.user, x.v + y.v, max(x.time, y.time))},
+         ("a", 39, WindowHarness.at(8))),
+        (Labelled(), labelled, {"reduce": Add()}, ("a", 13, 39.0)),
+        (None, Types.DOUBLE(), {"aggregate": Mean(), "accumulator_type": "struct<n:bigint,s:bigint>"}, 9.75),
+        (None, Types.DOUBLE(), {"aggregate": Mean()}, 9.75),
+        (Labelled(), labelled, {"aggregate": Mean()}, ("a", 13, 9.75)),
+        (LabelledByApply(), labelled, {"aggregate": Mean()}, ("a", 13, 9.75)),
+    ]  # fmt: skip
+    for function, output, settings, want in cases:
+        with WindowHarness(session, function, "user", ROWS, output, event_time="time", **settings) as harness:
+            harness.push(*rows[:3])
+            harness.run_epoch()
+            assert len(harness.state("window-contents", "a")) == 2
+            harness.push(rows[3])
+            harness.run_epoch()
+            assert len(harness.state("window-contents", "a")) == 1
+            harness.advance_watermark(100)
+            assert harness.run_epoch() == [want]
+            assert harness.state("window-contents", "a") == {}
+
+
+class Remembers(ProcessWindowFunction[Any, Any, str, Any]):
+    """Counts its firings per window and per key, with state of every kind."""
+
+    def process(self, key: str, context: Any, elements: Iterable[Any]) -> Iterator[Any]:
+        mine = context.window_state().get_state(ValueStateDescriptor("fired", "bigint"))
+        mine.update((mine.value() or 0) + 1)
+        whole = context.global_state().get_state(ValueStateDescriptor("fired", "bigint"))
+        whole.update((whole.value() or 0) + 1)
+        seen = context.window_state().get_list_state(ListStateDescriptor("seen", "bigint"))
+        seen.add(mine.value())
+        named = context.window_state().get_map_state(MapStateDescriptor("named", "string", "bigint"))
+        named.put(f"n{mine.value()}", mine.value())
+        added = context.window_state().get_reducing_state(
+            ReducingStateDescriptor("added", lambda a, b: a + b, "bigint")
+        )
+        added.add(10)
+        yield (
+            f"{context.window().start}: {mine.value()} {whole.value()} {list(seen)} {dict(named.items())} "
+            f"{added.get()} {context.current_watermark()}"
+        )
+
+    def clear(self, context: Any) -> None:
+        for kind, descriptor in (
+            ("get_state", ValueStateDescriptor("fired", "bigint")),
+            ("get_list_state", ListStateDescriptor("seen", "bigint")),
+            ("get_map_state", MapStateDescriptor("named", "string", "bigint")),
+            ("get_reducing_state", ReducingStateDescriptor("added", max, "bigint")),
+        ):
+            getattr(context.window_state(), kind)(descriptor).clear()
+
+
+class OpensStates(Remembers):
+    """The harness shows the states that `open` declares."""
+
+    def open(self, runtime_context: Any) -> None:
+        window = "struct<start:bigint,end:bigint>"
+        runtime_context.get_map_state(MapStateDescriptor("window.fired", window, "bigint"))
+        runtime_context.get_map_state(MapStateDescriptor("window.seen", window, "array<bigint>"))
+
+
+def test_state_of_a_window_and_of_its_key() -> None:
+    with WindowHarness(
+        TumblingEventTimeWindows.of(10), OpensStates(), "user", ROWS, Types.STRING(), event_time="time",
+        allowed_lateness=100,
+    ) as harness:  # fmt: skip
+        harness.push(row(1), row(11))
+        harness.run_epoch()
+        harness.advance_watermark(20)
+        assert harness.run_epoch() == ["0: 1 1 [1] {'n1': 1} 10 19", "10: 1 2 [1] {'n1': 1} 10 19"]
+        harness.restart(parallelism=2)
+        harness.push(row(2))
+        assert harness.run_epoch() == ["0: 2 3 [1, 2] {'n1': 1, 'n2': 2} 20 19"]
+        assert harness.state("window.seen", "a") == {(0, 10): [1, 2], (10, 20): [1]}
+        harness.advance_watermark(1000)
+        assert harness.run_epoch() == []
+        assert harness.state("window.seen", "a") == harness.state("window.fired", "a") == {}
+    with WindowHarness(
+        EventTimeSessionWindows.with_gap(10), Remembers(), "user", ROWS, Types.STRING(), event_time="time"
+    ) as harness:
+        harness.push(row(1))
+        harness.run_epoch()
+        harness.advance_watermark(100)
+        with pytest.raises(StateMisuseError, match="windows that merge have no state of their own"):
+            harness.run_epoch()
+
+
+class Parity(Window):
+    """A window of one's own: even or odd values."""
+
+    def __init__(self, odd: bool) -> None:
+        self.odd = odd
+
+    def max_timestamp(self) -> int:
+        return (1 << 63) - 1
+
+
+class ParitySerializer(WindowSerializer[Parity]):
+    def to_numbers(self, window: Parity) -> tuple[int, int]:
+        return int(window.odd), 0
+
+    def from_numbers(self, first: int, second: int) -> Parity:
+        return Parity(bool(first))
+
+
+class EveryThird(Trigger[Any, Any]):
+    """Fires at every third element, and ten milliseconds of processing time after the first."""
+
+    def on_element(self, element: Any, timestamp: int, window: Any, ctx: Any) -> TriggerResult:
+        count = ctx.get_partitioned_state(ValueStateDescriptor("n", "bigint"))
+        count.update((count.value() or 0) + 1)
+        if count.value() == 1:
+            ctx.register_processing_time_timer(ctx.get_current_processing_time() + 9)
+        return TriggerResult.FIRE if count.value() % 3 == 0 else TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: Any, ctx: Any) -> TriggerResult:
+        return TriggerResult.FIRE_AND_PURGE
+
+    def on_event_time(self, time: int, window: Any, ctx: Any) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def clear(self, window: Any, ctx: Any) -> None:
+        ctx.get_partitioned_state(ValueStateDescriptor("n", "bigint")).clear()
+
+
+class ByParity(WindowAssigner[Any, Parity]):
+    def assign_windows(self, element: Any, timestamp: int, context: Any) -> Collection[Parity]:
+        return [Parity(element.v % 2 == 1)]
+
+    def get_default_trigger(self, env: Any) -> Trigger[Any, Parity]:
+        return EveryThird()
+
+    def get_window_serializer(self) -> ParitySerializer:
+        return ParitySerializer()
+
+    def is_event_time(self) -> bool:
+        return False
+
+
+def test_assigners_windows_and_triggers_of_ones_own() -> None:
+    with values(ByParity()) as harness:
+        harness.push(*[row(0, v=v) for v in range(6)])
+        assert sorted(harness.run_epoch()) == [("a", "0 2 4"), ("a", "1 3 5")]
+        harness.push(row(0, v=7))
+        harness.run_epoch()
+        harness.restart()
+        harness.advance_processing_time(10)
+        assert sorted(harness.run_epoch()) == [("a", "0 2 4"), ("a", "1 3 5 7")]
+        assert harness.state("window-elements", "a") == {}
+
+    class Wrong(ByParity):
+        def get_window_serializer(self) -> Any:
+            return super(ByParity, self).get_window_serializer()
+
+    with values(Wrong()) as harness:
+        harness.push(row(0))
+        with pytest.raises(UserFunctionError, match="a serializer for them in get_window_serializer"):
+            harness.run_epoch()
+
+
+class All(ProcessAllWindowFunction[Any, Any, TimeWindow]):
+    def process(self, context: Any, elements: Iterable[Any]) -> Iterator[Any]:
+        yield "all", context.window().start, context.window().end, len(list(elements))
+
+
+class AllApply(AllWindowFunction[Any, Any, TimeWindow]):
+    def apply(self, window: TimeWindow, inputs: Iterable[Any]) -> Iterable[Any]:
+        return [("all", window.start, window.end, len(list(inputs)))]
+
+
+@pytest.mark.parametrize("function", [All(), AllApply()])
+def test_functions_of_streams_without_key(function: Any) -> None:
+    with WindowHarness(TumblingEventTimeWindows.of(5), function, "v", ROWS, COUNTS, event_time="time") as harness:
+        harness.push(row(1), row(2, "b"))
+        harness.run_epoch()
+        harness.advance_watermark(5)
+        assert harness.run_epoch() == [("all", 0, 5, 2)]
+
+
+def test_a_failed_epoch_leaves_windows_as_they_were() -> None:
+    with counting(EventTimeSessionWindows.with_gap(5), backend="lmdb", inline_threshold=0) as harness:
+        harness.push(row(1), row(8))
+        harness.run_epoch()
+        harness.push(row(4))
+        harness.advance_watermark(6)
+        for at in ("announced", "prepared", "acknowledged"):
+            harness.fail_epoch(at)
+            assert len(harness.state("window-sessions", "a")) == 2
+        harness.restart(parallelism=4)
+        assert harness.run_epoch() == [("a", 1, 6, 1)]  # over before the row came
+        assert harness.state("window-sessions", "a") == {(4, 13): (8, 13)}
+        harness.advance_watermark(13)
+        harness.fail_epoch()
+        harness.restart()
+        assert harness.run_epoch() == [("a", 4, 13, 2)]
+        nothing_left(harness)
+
+
+class CannotMerge(EventTimeTrigger):
+    def can_merge(self) -> bool:
+        return False
+
+
+class NoMerge(AggregateFunction):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Any, accumulator: int) -> int:
+        return accumulator + 1
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+
+def test_bad_definitions_are_refused_where_they_are_made() -> None:
+    tumbling = TumblingEventTimeWindows.of(10)
+    session = EventTimeSessionWindows.with_gap(10)
+    clock = TumblingProcessingTimeWindows.of(10)
+    bad: list[tuple[Any, str]] = [
+        (lambda: TumblingEventTimeWindows.of(Time.seconds(0)), "size of a window must be longer than nothing"),
+        (lambda: TumblingEventTimeWindows.of(-5), "not -5 ms"),
+        (lambda: TumblingEventTimeWindows.of("5 seconds"), "Time.seconds.5., or whole milliseconds, not '5 seconds'"),
+        (lambda: TumblingEventTimeWindows.of(5, 5), "offset, 5 ms, must be shorter than 5 ms"),
+        (lambda: SlidingEventTimeWindows.of(10, 0), "slide of a window must be longer than nothing"),
+        (lambda: EventTimeSessionWindows.with_gap(0), "gap of a session must be longer than nothing"),
+        (lambda: EventTimeSessionWindows.with_dynamic_gap(lambda e: 5), "takes a SessionWindowTimeGapExtractor"),
+        (lambda: ProcessingTimeSessionWindows.with_gap(True), "not True"),
+        (lambda: CountTumblingWindowAssigner.of(0), "size of a count window is a number of elements from 1 on"),
+        (lambda: CountSlidingWindowAssigner.of(3, -1), "slide of a count window"),
+        (lambda: CountTrigger.of(0), "a number from 1 on, not 0"),
+        (lambda: ContinuousEventTimeTrigger.of(Time.seconds(0)), "longer than nothing"),
+        (lambda: PurgingTrigger.of(CountTrigger), "takes another trigger"),
+        (lambda: counting(tumbling, event_time=None), "works on event time, and the stream has none.*with_watermark"),
+        (lambda: counting(TumblingEventTimeWindows), "window takes a WindowAssigner.*of"),
+        (lambda: counting(session, trigger=CannotMerge()), "merges windows, and CannotMerge cannot"),
+        (lambda: counting(session, trigger=PurgingTrigger.of(CannotMerge())), "PurgingTrigger cannot"),
+        (lambda: counting(tumbling, trigger=CountTrigger), "trigger takes a Trigger"),
+        (lambda: counting(clock, event_time=None, trigger=EventTimeTrigger()), "EventTimeTrigger works on event time"),
+        (lambda: counting(tumbling, allowed_lateness=-1), "cannot be negative"),
+        (lambda: counting(clock, allowed_lateness=5), "nothing is late in TumblingProcessingTimeWindows"),
+        (lambda: counting(clock, late=LATE), "side_output_late_data: nothing is late"),
+        (lambda: counting(tumbling, late=OutputTag("late", "user string")), "late rows go out as they came in"),
+        (lambda: WindowHarness(session, None, "user", ROWS, "bigint", event_time="time", aggregate=NoMerge()),
+         "NoMerge must define merge"),
+        (lambda: WindowHarness(tumbling, NoMerge(), "user", ROWS, COUNTS, event_time="time"),
+         "takes a ProcessWindowFunction, not NoMerge"),
+        (lambda: WindowHarness(tumbling, None, "user", ROWS, COUNTS, event_time="time", reduce=5), "reduce takes"),
+    ]  # fmt: skip
+    for make, message in bad:
+        with pytest.raises(InvalidInputError, match=message):
+            make()
+
+
+def test_rows_without_time_and_rows_of_the_wrong_type_are_told() -> None:
+    with counting(TumblingEventTimeWindows.of(10)) as harness:
+        harness.push(("a", 1, None))
+        with pytest.raises(UserFunctionError, match="no event time, so no event-time window"):
+            harness.run_epoch()
+    with WindowHarness(CountTumblingWindowAssigner.of(1), Count(), "user", ROWS, COUNTS) as harness:
+        harness.push(row(1))
+        with pytest.raises(UserFunctionError, match="'CountWindow' object has no attribute 'start'"):
+            harness.run_epoch()
+    with WindowHarness(TumblingEventTimeWindows.of(5), Count(), "user", ROWS, "n bigint", event_time="time") as harness:
+        harness.push(row(1))
+        harness.run_epoch()
+        harness.advance_watermark(5)
+        with pytest.raises(UserFunctionError, match="it has 4 values instead of 1"):
+            harness.run_epoch()
+        assert len(harness.state("window-elements", "a")) == 1
+
+
+def test_windows_are_equal_by_what_they_are() -> None:
+    assert TimeWindow(1, 2) == TimeWindow(1, 2) != TimeWindow(1, 3)
+    assert len({TimeWindow(1, 2), TimeWindow(1, 2), CountWindow(1), CountWindow(1)}) == 2
+    assert repr(TimeWindow(1, 2)) == "TimeWindow(start=1, end=2)"
+    assert TimeWindow(0, 5).intersects(TimeWindow(5, 6))
+    assert not TimeWindow(0, 5).intersects(TimeWindow(6, 7))
+    assert TimeWindow.get_window_start_with_offset(-1, 0, 5) == -5
