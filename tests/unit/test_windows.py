@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ from cairn import (
     WindowFunction,
     WindowSerializer,
 )
-from cairn.testing import WindowHarness
+from cairn.testing import WindowHarness, windows
 
 ROWS = "user string, v bigint, time timestamp"
 COUNTS = "user string, first bigint, last bigint, n bigint"
@@ -606,6 +607,12 @@ def test_rows_without_time_and_rows_of_the_wrong_type_are_told() -> None:
         with pytest.raises(UserFunctionError, match="it has 4 values instead of 1"):
             harness.run_epoch()
         assert len(harness.state("window-elements", "a")) == 1
+
+
+def test_the_example_in_the_harness_does_what_it_says() -> None:
+    found = doctest.testmod(windows)
+    assert found.attempted
+    assert not found.failed
 
 
 def test_windows_are_equal_by_what_they_are() -> None:
