@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -15,6 +19,11 @@ from benchmarks.measure import Bench, Series, Variant, run_job, run_plain
 from benchmarks.spark_native import STATE
 from cairn import JobHandle, JobStatus
 from cairn.api.stream import DataStream
+from cairn.model.keygroups import key_group_range
+from cairn.runtime.compact import compact_range
+from cairn.storage import layout
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import ManifestStore
 
 _SCATTER = 7_368_787
 _RETAIN = {
@@ -179,6 +188,44 @@ def snapshot(bench: Bench) -> Series:
     return Series(bench.plan.stored, [bench.plan.stored / spent * 1000])
 
 
+def _merge(work: Any) -> float:
+    """Merge a range in this worker; returns by how much the memory that it holds grew at most, in MiB.
+
+    Resident memory, so pages of mapped files that are in use count, too.
+    """
+    pa.default_memory_pool().release_unused()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _resident("VmRSS")
+    compact_range(work)
+    return max(0.0, _resident("VmHWM") - before)
+
+
+def _resident(which: str) -> float:
+    text = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(which)) / 1024
+
+
+def merge_memory(bench: Bench) -> Series:
+    """Peak memory of the tasks that merge all state into snapshots, as a full checkpoint does."""
+    folder = bench.work / "jobs" / "chk-many"
+    store = ManifestStore(LocalFileSystem(str(folder)))
+    manifest = store.load(store.epochs()[-1])
+    number = 999_999_999
+    work = []
+    for operator in manifest.operators:
+        pieces = min(manifest.max_parallelism, 8 * operator.parallelism)
+        told = msgspec.msgpack.encode(operator)
+        for piece in range(pieces):
+            groups = key_group_range(piece, pieces, manifest.max_parallelism)
+            work.append((str(folder), manifest.epoch, manifest.time_ms, told, groups.start, groups.end, 0, number))
+    try:
+        peaks = bench.spark.sparkContext.parallelize(work, len(work)).map(_merge).collect()
+    finally:
+        shutil.rmtree(folder / layout.checkpoint_folder(number), ignore_errors=True)
+    return Series(bench.plan.stored, [max(peaks)])
+
+
 # Restarts: from the start of the query to its first committed epoch.
 
 
@@ -263,6 +310,7 @@ VARIANTS: dict[str, Variant] = {
     "before-snapshot": before_snapshot,
     "during-snapshot": during_snapshot,
     "snapshot": snapshot,
+    "merge-memory": merge_memory,
     "restart-empty": restart_empty,
     "restart-warm": restart_warm,
     "restart-cold": restart_cold,

@@ -51,11 +51,11 @@ def judge(check: Check, found: Mapping[str, Series]) -> Line:
         if series is not None and (series.error or not series.values):
             error = f"{name}: {series.error or 'no epoch was measured'}"
             return Line(check.name, check.measures, against=check.against, target=target, error=error)
-    if check.kind == "plain" or theirs is None:
-        value, unit, spread = ours.median, "keys/s", _spread(ours, rate=False)
+    if check.kind in ("plain", "memory") or theirs is None:
+        value, unit, spread = ours.median, "MiB" if check.kind == "memory" else "keys/s", _spread(ours, rate=False)
         return Line(
             check.name, check.measures, value, unit, spread, ratio=value / check.target, target=target,
-            met=value >= check.target, epochs=len(ours.values),
+            met=value <= check.target if check.at_most else value >= check.target, epochs=len(ours.values),
         )  # fmt: skip
     rate = check.kind == "rate"
     value, beside = (ours.rate, theirs.rate) if rate else (ours.median, theirs.median)

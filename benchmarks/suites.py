@@ -76,14 +76,14 @@ class Check:
     """The series beside it; empty where the target is a plain number."""
     kind: str
     """`rate`: our rows per second by theirs. `slower`: our time by theirs. `bytes`: our bytes by theirs. `added`: our
-    time less theirs, in milliseconds. `plain`: the value itself, in keys per second."""
+    time less theirs, in milliseconds. `plain`: the value itself, in keys per second. `memory`: itself, in MiB."""
     target: float
     same_size: str = ""
     """For `rate`: a series of ours on exactly their workload, told as a detail."""
 
     @property
     def at_most(self) -> bool:
-        return self.kind in ("slower", "bytes", "added")
+        return self.kind in ("slower", "bytes", "added", "memory")
 
     def needs(self) -> set[str]:
         return {self.ours, self.against, self.same_size} - {""}
@@ -157,6 +157,10 @@ def checks(plan: Plan) -> list[Check]:
         ),
         Check(
             "snapshot", "checkpoints", f"full checkpoint of {plan.stored:,} keys", "snapshot", "", "plain", 1e6,
+        ),
+        Check(
+            "merge-memory", "checkpoints", f"peak memory, above its start, of a task that merges {plan.stored:,} keys",
+            "merge-memory", "", "memory", 512.0,
         ),
         Check(
             "restart-warm", "checkpoints",

@@ -86,8 +86,8 @@ def intercept(plan: dict[str, Any]) -> None:
     EpochLoop.step = step  # type: ignore[method-assign]
 
 
-def main() -> None:
-    plan = json.loads(sys.argv[1])
+def environment(plan: dict[str, Any]) -> StreamExecutionEnvironment:
+    """The environment of a job that runs what is there, and dies as planned."""
     folder = Path(plan["folder"])
     intercept(plan)
     config = {
@@ -106,7 +106,13 @@ def main() -> None:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **plan.get("options", {}),
     }
-    env = StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
+    return StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    folder = Path(plan["folder"])
+    env = environment(plan)
     source = env.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
     function = SuicidalOracle(folder) if plan.get("workers") else Oracle()
     checked = env.from_df(source).key_by("key").process(function, OUTPUT, uid="oracle")

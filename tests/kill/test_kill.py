@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 class Trial:
     """An input, a job over it that may be killed, and what a reader of its files sees."""
 
+    module = "tests.kill.child"
+
     def __init__(self, folder: Path, rows: list[Row], files: int) -> None:
         self.folder = folder
         self.rows = rows
@@ -39,7 +41,7 @@ class Trial:
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         log = (self.folder / f"log-{self.starts}").open("w")
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.kill.child", json.dumps({"folder": str(self.folder), **plan})],
+            [sys.executable, "-m", self.module, json.dumps({"folder": str(self.folder), **plan})],
             cwd=ROOT,
             env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(path)},
             stdout=log,

@@ -84,6 +84,50 @@ def test_idempotent_function_may_run_twice(spark: SparkSession, tmp_path: Path, 
     assert spark.read.parquet(str(tmp_path / "result")).count() == EVENTS
 
 
+def test_streams_page(spark: SparkSession, tmp_path: Path) -> None:
+    """All programs of the page as one job."""
+    env = environment(spark, tmp_path)
+    rows = env.from_df(payments(spark))
+    timed = rows.transform(lambda df: df.selectExpr("user", "amount AS number", "timestamp_seconds(amount) AS at"))
+    names: dict[str, Any] = {
+        "__name__": "docs",
+        "payments": rows,
+        "orders": timed,
+        "clicks": timed.transform(lambda df: df.select("user", "at")),
+        "paid": rows.transform(lambda df: df.withColumnRenamed("user", "payer")),
+        "limits": rows.transform(lambda df: df.filter("amount = 0").selectExpr("'large' AS name", "55L AS amount")),
+    }
+    for holding in ("class Totals", "class Matched", "class Alerts", "class Batches", "class Delay"):
+        exec(block("streams.md", holding), names)
+    exec(block("streams.md", "with TwoInputHarness"), names)
+    for name in ("totals", "large", "names", "matched", "alerts", "batches", "delays", "funnel"):
+        names[name].sink_to(FileSink(str(tmp_path / name)), uid=f"to-{name}")
+    env.execute("page")
+
+    def written(name: str) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in spark.read.parquet(str(tmp_path / name)).collect())
+
+    totals = written("totals")
+    assert len(totals) == EVENTS - 1
+    assert {user: max(t for u, t in totals if u == user) for user, _ in totals} == {
+        f"u{user}": sum(range(user, EVENTS, 3)) for user in range(3)
+    }
+    large = sorted((f"u{n % 3}", n) for n in range(50, EVENTS))
+    assert written("large") == large
+    assert written("names") == sorted((user.upper(),) for user, _ in large)
+    assert {user for user, _, _ in written("matched")} == {"u0", "u1", "u2"}
+    assert written("alerts") == sorted((f"u{n % 3}", n) for n in range(56, EVENTS))
+    assert len(written("batches")) == 6
+    assert sum(total for (total,) in written("batches")) == sum(range(EVENTS))
+    per_user = range(0, EVENTS, 3)
+    assert [ms for user, ms in written("delays") if user == "u0"] == sorted(
+        1000 * (b - a) for a in per_user for b in per_user if b >= a
+    )
+    funnel = written("funnel")
+    assert len(funnel) == len(written("delays"))
+    assert all(row[0] == row[2] for row in funnel)
+
+
 def test_windows_page_runs(spark: SparkSession, tmp_path: Path) -> None:
     """All programs of the page, over one epoch of payments and one that moves the watermark past them."""
     exec(block("windows.md", "class Count"), {"__name__": "docs"})

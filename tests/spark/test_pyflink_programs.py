@@ -181,14 +181,15 @@ class ReportsState(KeyedProcessFunction):
         current_key = ctx.get_current_key()
         yield (
             f"current key: {current_key}, current value state: {current_value}, current list state: {current_list}, "
-            + (f"current map state: {map_entries_string}, current value: {tuple(value)}")
+            f"current map state: {map_entries_string}, current value: {tuple(value)}"
         )
 
 
 def test_4_keyed_process_function_with_state(lab: Lab) -> None:
     env = lab.env()
     rows = collection(lab, env, [*HI, (6, "hello")], "f0 int, f1 string")
-    found = lab.run(rows.key_by("f1").process(ReportsState(), Types.STRING(), uid="states"))
+    keyed = rows.key_by(lambda value: value[1], key_type=Types.STRING())
+    found = lab.run(keyed.process(ReportsState(), Types.STRING(), uid="states"))
     want = [
         ("hello", "None", "[]", "{}", (2, "hello")),
         ("hello", "2", "[2]", "{2: hello}", (4, "hello")),
@@ -198,11 +199,12 @@ def test_4_keyed_process_function_with_state(lab: Lab) -> None:
         ("hi", "1", "[1]", "{1: hi}", (3, "hi")),
         ("hi", "3", "[1, 3]", "{1: hi, 3: hi}", (5, "hi")),
     ]
-    assert found == sorted(
-        (f"current key: {k}, current value state: {v}, current list state: {li}, current map state: {m}, "
-         f"current value: {x}",)
-        for k, v, li, m, x in want
-    )  # fmt: skip
+    lines = [
+        f"current key: {key}, current value state: {value}, current list state: {elements}, "
+        f"current map state: {entries}, current value: {row}"
+        for key, value, elements, entries, row in want
+    ]
+    assert found == sorted((line,) for line in lines)
 
 
 class Reduces(KeyedProcessFunction):

@@ -85,7 +85,10 @@ def test_an_operator_runs_once_for_all_its_readers(lab: Lab, calls: Path) -> Non
     }  # fmt: skip
     for name, stream in streams.items():
         stream.sink_to(FileSink(str(lab.folder / name)), uid=f"to-{name}")
-    env.execute("marks")
+    job = env.execute("marks")
+    plan = job._query._jsq.explainInternal(False)
+    assert plan.count("MapInArrow cairn:marks(") == 1
+    assert plan.count("ReusedExchange") >= 4
     found = {name: [row[0] for row in lab.written(lab.folder / name)] for name in streams}
     assert len(set(found["main"])) == len(ROWS)
     assert all(marks == found["main"] for marks in found.values())
@@ -129,6 +132,10 @@ def test_what_streams_refuse(lab: Lab, calls: Path) -> None:
         marked.get_side_output(OutputTag("odd", "int"))
     with pytest.raises(InvalidInputError, match="union: the streams have different columns"):
         rows.union(marked)
+    with pytest.raises(InvalidInputError, match="key_by with a function needs the type of its keys"):
+        rows.key_by(lambda row: row.key)
+    with pytest.raises(InvalidInputError, match="a Python function must be the only one"):
+        rows.key_by("key", lambda row: row.key)
     with pytest.raises(InvalidInputError, match="two environments"):
         rows.union(lab.stream(lab.env()))
     with pytest.raises(InvalidInputError, match="map takes a MapFunction or a function of one value, not int"):

@@ -13,13 +13,33 @@ from cairn.model.descriptors import (
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
+    StateTtlConfig,
+    Time,
     ValueStateDescriptor,
 )
-from cairn.model.functions import KeyedProcessFunction
+from cairn.model.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
 from cairn.testing.harness import KeyedProcessHarness
 
 BACKENDS = ["hashmap", "lmdb", "rocksdb"]
 Step = Callable[[Any, Any], Any]
+
+
+class Mean(AggregateFunction):
+    def create_accumulator(self) -> list[int]:
+        return [0, 0]
+
+    def add(self, value: int, accumulator: list[int]) -> list[int]:
+        accumulator[0] += value
+        accumulator[1] += 1
+        return accumulator
+
+    def get_result(self, accumulator: list[int]) -> float:
+        return accumulator[0] / accumulator[1]
+
+
+class Longest(ReduceFunction):
+    def reduce(self, value1: str, value2: str) -> str:
+        return value1 if len(value1) >= len(value2) else value2
 
 
 class Scripted(KeyedProcessFunction):
@@ -79,3 +99,44 @@ class Lab(KeyedProcessHarness):
 
 def tuple_of(*values: Any, **named: Any) -> tuple[Any, ...]:
     return (*values, *named.values())
+
+
+# One state of each kind with a time to live of 100 ms.
+
+
+def ttl(**settings: Any) -> StateTtlConfig:
+    builder = StateTtlConfig.new_builder(Time.milliseconds(100))
+    for name, value in settings.items():
+        getattr(builder, name)(*value)
+    return builder.build()
+
+
+def with_ttl(descriptor: Any, config: StateTtlConfig) -> Any:
+    descriptor.enable_time_to_live(config)
+    return descriptor
+
+
+def all_kinds(config: StateTtlConfig) -> list[Any]:
+    return [
+        with_ttl(ValueStateDescriptor("v", "int"), config),
+        with_ttl(ListStateDescriptor("l", "int"), config),
+        with_ttl(MapStateDescriptor("m", "int", "int"), config),
+        with_ttl(ReducingStateDescriptor("r", lambda a, b: a + b, "int"), config),
+        with_ttl(AggregatingStateDescriptor("g", Mean(), "array<bigint>"), config),
+    ]
+
+
+def write_all(states: Any, ctx: Any) -> None:
+    states.v.update(1)
+    states.l.add(1)
+    states.m.put(1, 1)
+    states.r.add(1)
+    states.g.add(1)
+
+
+def read_all(states: Any, ctx: Any) -> Any:
+    return states.v.value(), list(states.l), dict(states.m.items()), states.r.get(), states.g.get()
+
+
+FULL = (1, [1], {1: 1}, 1, 1.0)
+EMPTY: tuple[Any, ...] = (None, [], {}, None, None)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
-from cairn.storage.cleanup import expire, orphans, plan_expiry, sweep
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.cleanup import expire, old_spark_folders, orphans, plan_expiry, sweep
 from cairn.storage.filesystem import FileInfo, LocalFileSystem
 from cairn.storage.manifests import ManifestStore
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, truncate
@@ -165,3 +168,49 @@ def test_nothing_is_swept_beside_an_unreadable_manifest(tmp_path: Path) -> None:
     with pytest.raises(CorruptFileError):
         sweep(store.files)
     assert lost.exists()
+
+
+# Spark's folders from before restores.
+
+
+def with_spark(made: Manifest, folder: str) -> Manifest:
+    return msgspec.structs.replace(made, spark=folder)
+
+
+def checkpoint(number: int, made: Manifest) -> Checkpoint:
+    info = CheckpointInfo(number, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
+    return Checkpoint(number, "j", "j", 1, made, info)
+
+
+def test_folders_of_spark_stay_while_a_manifest_or_a_checkpoint_names_them() -> None:
+    manifests = [with_spark(manifest(epoch), "spark-9") for epoch in (9, 10, 11)]
+    folders = ["chk-1", "shared", "spark", "spark-4", "spark-7", "spark-9", "spark-12", "spark-x"]
+    kept = [checkpoint(1, with_spark(manifest(5), "spark-4"))]
+    assert old_spark_folders(folders, manifests, kept) == ["spark", "spark-7"]
+    assert old_spark_folders(folders, manifests, []) == ["spark", "spark-4", "spark-7"]
+    assert old_spark_folders(folders, [], []) == []
+    assert "spark-12" not in old_spark_folders(folders, manifests, []), "a restore may be building it"
+
+
+def test_sweep_removes_old_folders_of_spark(tmp_path: Path) -> None:
+    files = LocalFileSystem(str(tmp_path))
+    store = ManifestStore(files)
+    store.publish(with_spark(manifest(3), "spark-3"))
+    CheckpointStore(files).complete(checkpoint(1, with_spark(manifest(1), "spark-1")))
+    for name in ("spark", "spark-1", "spark-3"):
+        for log in ("offsets/0", "sources/0/0", ".metadata.crc"):
+            path = tmp_path / name / log
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+        (tmp_path / name / "state").mkdir()
+    assert sweep(files) == []
+    os.utime(tmp_path / "spark" / "offsets" / "0", (0, 0))
+    assert sweep(files) == [], "its query may still be alive as long as one file is young"
+    assert len(sweep(files, dry_run=True, now=1e12)) == 3
+    assert (tmp_path / "spark").exists()
+    sweep(files, now=1e12)
+    assert files.folders("") == ["chk-1", "epochs", "spark-1", "spark-3"]
+    assert len(list(files.walk("spark-1"))) == 3, "a restore of the checkpoint needs its sources"
+    CheckpointStore(files).discard(1)
+    sweep(files, now=1e12)
+    assert files.folders("") == ["epochs", "spark-3"]

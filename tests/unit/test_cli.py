@@ -273,7 +273,7 @@ def test_options_win_over_settings_of_the_same_key() -> None:
 def test_doctor_prints_one_line_for_each_check(tmp_path: Path) -> None:
     answer = cairn("doctor", cwd=tmp_path)
     lines = answer.stdout.splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines)
     assert answer.returncode == int(any(line.startswith("fail") for line in lines))
     assert "\x1b" not in answer.stdout

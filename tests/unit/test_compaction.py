@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -223,3 +224,64 @@ def test_a_failing_compaction_stops_nothing_and_is_tried_again_less_often() -> N
     assert asked == [3, 7, 11]
     chain = manifest(20, 6).operators[0].chain
     assert compactor.shortened("op", chain, 100) == chain
+
+
+# Memory.
+
+_POOLS: list[Any] = []
+"""A pool must outlive every buffer that came from it."""
+
+
+def peak_of_a_merge(groups: int, rows: int, folder: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Peak memory of merging snapshots by group with a delta, both mapped from disk; and the bytes of the state."""
+    monkeypatch.setattr(compaction, "FILE_BYTES", 1 << 16)
+    text = "x" * 100
+
+    def section(group: int, count: int, own: int) -> Section:
+        keys = [group.to_bytes(2, "big") + f"key-{number:06d}".encode() for number in range(count)]
+        columns = {"key": pa.array(keys, pa.binary()), "value": pa.array([text] * count, pa.string())}
+        return Section("value", "value", Storage.TEXT, False, sorted_table(columns), own)
+
+    handles = []
+    state = 0
+    for epoch, sections in enumerate([
+        [section(group, rows, group) for group in range(groups)],
+        [section(0, 10, -1)],
+    ]):  # fmt: skip
+        data, checksum = statefile.encode(sections)
+        path = folder / f"{groups}-{epoch}.state"
+        path.write_bytes(data)
+        state += len(data)
+        handles.append(StateHandle(epoch, 0, groups - 1, len(data), checksum, str(path), snapshot=epoch == 0))
+    del sections, data
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    _POOLS.append(pool)
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+
+        def open_file(handle: StateHandle) -> StateFile:
+            return StateFile.open(handle.path, handle.checksum, handle.size)
+
+        total = 0
+        for _, portion in compact(open_file, handles, KeyGroupRange(0, groups - 1), {}, 0):
+            total += sum(made.data.num_rows for made in portion)
+            statefile.encode(portion)
+        assert total == groups * rows
+        return pool.max_memory() + tracemalloc.get_traced_memory()[1], state
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+
+
+def test_memory_of_a_merge_follows_the_largest_group_not_the_state(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, small = peak_of_a_merge(4, 2000, tmp_path, monkeypatch)
+    many, large = peak_of_a_merge(64, 2000, tmp_path, monkeypatch)
+    assert large > 15 * small
+    assert many < 1.3 * few, "sixteen times the state, the same memory"
+    assert many < large / 4
+    wide, _ = peak_of_a_merge(4, 8000, tmp_path, monkeypatch)
+    assert wide > 2 * few, "larger groups do cost more: the measure is able to tell"

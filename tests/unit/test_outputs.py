@@ -111,6 +111,14 @@ def test_map_filter_and_flat_map() -> None:
     assert first == (0, 0, {"user": "a", "total": 1})
 
 
+def test_keys_that_a_function_computes() -> None:
+    rows = [("a", 1), ("b", 2)]
+    columns = "user string, total bigint, `__cairn_key_0` string"
+    assert simple("key", lambda r: r.user * 2, columns, rows) == [("a", 1, "aa"), ("b", 2, "bb")]
+    with pytest.raises(UserFunctionError, match="a key is not of the type string that key_by was told"):
+        simple("key", lambda r: r.total, columns, rows)
+
+
 def test_errors_of_simple_functions_name_them() -> None:
     rows = [("a", 0)]
     with pytest.raises(UserFunctionError, match=r"operator 'm', epoch 0: map\(\) raised ZeroDivisionError: integer"):

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from cairn.api.keyed import KeyedStream
-from cairn.api.plans import check_pickles, event_time_of, output_type_of, run_operator, two_inputs
+from cairn.api.plans import arrow_schema_of, check_pickles, event_time_of, output_type_of, run_operator, two_inputs
 from cairn.api.spark import refuse_native_state
 from cairn.api.stream import DataStream, Declared, function_name, slug
 from cairn.errors import InvalidInputError
@@ -190,7 +189,7 @@ def two_input_operator(
     streams = [side._stream if isinstance(side, KeyedStream) else side for side in (first, second)]
     for stream in streams:
         refuse_native_state(stream.df)
-    schemas = [stream.df.schema for stream in streams]
+    schemas = [side.schema if isinstance(side, KeyedStream) else side.df.schema for side in (first, second)]
     keys: list[tuple[str, str]] = []
     key_types: tuple[tuple[str, str], ...] = ()
     if isinstance(first, KeyedStream):
@@ -200,7 +199,7 @@ def two_input_operator(
     spec = OperatorSpec(
         uid=claimed, name=name, function=function, vectorised=False, parallelism=parallelism, max_parallelism=groups,
         key_columns=tuple(range(len(keys))), key_types=key_types, columns=tuple(schemas[0].names),
-        output=to_arrow_schema(output.schema), event_time=event_time_of(schemas[0]), backend=env._settings.backend,
+        output=arrow_schema_of(output.schema), event_time=event_time_of(schemas[0]), backend=env._settings.backend,
         kind=kind, bare_in=streams[0].bare, bare_out=output.bare,
         second=InputSpec(tuple(schemas[1].names), event_time_of(schemas[1]), streams[1].bare), broadcast=broadcast,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from cairn.api.backends import BackendChoice
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.job import JobHandle
+from cairn.api.progress import EpochProgress
 from cairn.api.recovery import Recovered, recover
 from cairn.api.restore import COMPACT_INTERVAL
 from cairn.api.sinks import BaseSink, TableSink
@@ -47,6 +48,7 @@ from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.restart import RestartPolicy
+from cairn.coordinator.statistics import Insight
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError
 from cairn.model import keygroups
 from cairn.model.checkpoint import CheckpointInfo
@@ -55,9 +57,11 @@ from cairn.model.functions import CheckpointListener
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoints import CheckpointStore, held
 from cairn.storage.cleanup import sweep
-from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
+from cairn.storage.filesystem import FileSystem, LocalFileSystem, as_url, local_root
+from cairn.storage.probe import check_promises
+from cairn.storage.retry import RetryingFileSystem
 
 _log = logging.getLogger("cairn.api")
 CONFIG_VARIABLE = "CAIRN_CONFIG"
@@ -216,12 +220,17 @@ class StreamExecutionEnvironment:
     def _recover(
         self, handle: JobHandle, files: LocalFileSystem, settings: Settings, groups: int, thorough: bool = False
     ) -> Recovered:
-        return recover(
-            files, handle.job_id, handle.name, settings, settings.parallelism, groups,
-            [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
-            prepare=lambda: self._start_sinks(files.root), thorough=thorough,
-            compact_interval=int(self.spark.conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL),
-        )  # fmt: skip
+        def prepare() -> None:
+            check_promises(files)
+            self._start_sinks(files.root)
+
+        with held(settings.restore_path):
+            return recover(
+                files, handle.job_id, handle.name, settings, settings.parallelism, groups,
+                [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
+                prepare=prepare, thorough=thorough,
+                compact_interval=int(self.spark.conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL),
+            )  # fmt: skip
 
     def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:
         spark = self.spark
@@ -229,13 +238,15 @@ class StreamExecutionEnvironment:
         manifest = recovered.manifest
         spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
+        steady = RetryingFileSystem(files)
         compactor = Compactor(compaction_job(spark, files.root, run), settings.compaction_chain, settings.parallelism)
-        coordinator = self._coordinator(handle, files, recovered, settings)
+        plans = [OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators]
+        coordinator = self._coordinator(handle, steady, recovered, settings, plans)
         loop = EpochLoop(
-            files=files,
+            files=steady,
             identity=recovered.identity,
             run=recovered.run,
-            operators=[OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators],
+            operators=plans,
             sinks=[sink for _, sink in self._sinks],
             cluster=SparkCluster(spark, self._acks(), readers),
             offsets=LocalOffsets(spark_folder),
@@ -250,7 +261,7 @@ class StreamExecutionEnvironment:
             writer = frame.writeStream.foreachBatch(handle._guarded(loop.run_epoch))
             writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
             query = writer.start()
-        control = Control(files, coordinator)
+        control = Control(steady, coordinator)
         handle._attach(recovered, query, compactor, coordinator, CheckpointThread(coordinator, control.serve))
 
     def _final_frame(self) -> tuple[DataFrame, dict[str, Reader]]:
@@ -278,7 +289,12 @@ class StreamExecutionEnvironment:
         return tagged_union(frames), {sink.uid: sink_reader(nodes.index(s.node)) for s, sink in self._sinks}
 
     def _coordinator(
-        self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings
+        self,
+        handle: JobHandle,
+        files: FileSystem,
+        recovered: Recovered,
+        settings: Settings,
+        plans: Sequence[OperatorPlan],
     ) -> CheckpointCoordinator:
         store = CheckpointStore(files)
         for number in store.remove_unfinished():
@@ -295,14 +311,23 @@ class StreamExecutionEnvironment:
                 )
             )
 
+        snapshots = SparkSnapshots(self.spark, files.root, recovered.run.run)
+        progress = EpochProgress(self.spark, self._acks(), recovered.run.run)
         coordinator = CheckpointCoordinator(
             settings.checkpoints,
             store,
             JobFacts(handle.job_id, handle.name, recovered.run.run),
-            SparkSnapshots(self.spark, files.root, recovered.run.run),
+            snapshots,
             recovered.manifest,
             intolerable,
             chance=random.Random(),
+            failover=handle.restarts > 0,
+            insight=Insight(
+                [(plan.uid, plan.name, plan.parallelism) for plan in plans],
+                progress.acknowledged,
+                snapshots.written,
+                progress.alignment,
+            ),
         )
         for _, sink in self._sinks:
             if isinstance(sink, CheckpointListener):

@@ -29,7 +29,7 @@ class Node:
 
     def frame(self) -> DataFrame:
         if self._frame is None:
-            self._frame = self.build(Build())
+            self._frame = self.build(_Prototypes())
         return self._frame
 
     def build(self, plan: Build) -> DataFrame:
@@ -130,6 +130,13 @@ class Build:
         if found is None:
             found = self._frames[node] = node.build(self)
         return found
+
+
+class _Prototypes(Build):
+    """Frames as if every function had one reader. Each node keeps its own."""
+
+    def frame(self, node: Node) -> DataFrame:
+        return node.frame()
 
 
 def tagged_schema(outputs: Sequence[StructType]) -> StructType:

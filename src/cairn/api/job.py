@@ -268,7 +268,10 @@ class JobHandle:
             return
         store = CheckpointStore(LocalFileSystem(self.directory))
         for number in store.numbers():
-            store.discard(number)
+            try:
+                store.discard(number)
+            except CairnError as error:  # the job ended as it ended; its other checkpoints go all the same
+                _log.warning("checkpoint %d of job %s is left: %s", number, self.name, error)
 
     def _fail(self, error: CairnError) -> None:
         """End the run with this error, whatever it is doing. Returns at once."""

@@ -88,10 +88,8 @@ def join(
     if not isinstance(right, KeyedStream):
         raise InvalidInputError(f"join takes a keyed stream, not {type(right).__name__}: call key_by(...) on it")
     streams = (left._stream, right._stream)
-    schema = _joined_schema(streams[0].df.schema, streams[1].df.schema)
-    rows = joins.JoinedRows(
-        (len(streams[0].df.columns), len(streams[1].df.columns)), (streams[0].bare, streams[1].bare)
-    )
+    schema = _joined_schema(left.schema, right.schema)
+    rows = joins.JoinedRows((len(left.schema), len(right.schema)), (streams[0].bare, streams[1].bare))
     if between is not None:
         if ttl is not None:
             raise InvalidInputError("join: with between=... rows go when their time is over; leave out ttl")
@@ -103,10 +101,11 @@ def join(
             f"join: a {how} join needs between=(lower, upper): without bounds in event time nobody knows that a row "
             "has no partner"
         )
-    check_same_keys(left, right)
-    if ttl is not None and (not isinstance(ttl, Time) or ttl.to_milliseconds() <= 0):
+    _check_alike(left, right, "join")
+    kept: Any = 0 if ttl is None else getattr(ttl, "to_milliseconds", lambda: 0)()
+    if ttl is not None and kept <= 0:
         raise InvalidInputError(f"join: ttl is a positive Time such as Time.hours(1), not {ttl!r}")
-    function = joins.HistoryJoin(rows, _row_types(left, right), ttl.to_milliseconds() if ttl is not None else 0)
+    function = joins.HistoryJoin(rows, _row_types(left, right), kept)
     return two_input_operator(left, right, function, schema, uid, name or "Join", CO, False)
 
 
@@ -121,15 +120,19 @@ def _interval(
 
 def check_sides(left: KeyedStream, right: KeyedStream, what: str) -> None:
     """Both sides are of one job, keyed alike, and have event time."""
-    if left.env is not right.env:
-        raise InvalidInputError(f"{what}: the streams belong to two environments, that is, to two jobs")
-    check_same_keys(left, right)
-    for side, stream in (("left", left._stream), ("right", right._stream)):
-        if event_time_of(stream.df.schema) < 0:
+    _check_alike(left, right, what)
+    for side, stream in (("left", left), ("right", right)):
+        if event_time_of(stream.schema) < 0:
             raise InvalidInputError(
                 f"{what}: the {side} stream has no event time; declare it with transform(lambda df: "
                 "df.withWatermark('<time column>', '10 seconds'))"
             )
+
+
+def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
+    if left.env is not right.env:
+        raise InvalidInputError(f"{what}: the streams belong to two environments, that is, to two jobs")
+    check_same_keys(left, right)
 
 
 def bounds_of(lower: Time | int, upper: Time | int) -> tuple[int, int]:
@@ -146,9 +149,9 @@ def bounds_of(lower: Time | int, upper: Time | int) -> tuple[int, int]:
 def _row_types(left: KeyedStream, right: KeyedStream) -> tuple[str, str]:
     """The types of the rows of both sides, as they are kept in state."""
     found = []
-    for stream in (left._stream, right._stream):
-        fields = [(field.name, parse_type(field.dataType.simpleString())) for field in stream.df.schema.fields]
-        row = fields[0][1] if stream.bare else Types.ROW_NAMED([n for n, _ in fields], [t for _, t in fields])
+    for stream in (left, right):
+        fields = [(field.name, parse_type(field.dataType.simpleString())) for field in stream.schema.fields]
+        row = fields[0][1] if stream._stream.bare else Types.ROW_NAMED([n for n, _ in fields], [t for _, t in fields])
         found.append(row.ddl)
     return found[0], found[1]
 

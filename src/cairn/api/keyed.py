@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType as SparkType
-from pyspark.sql.types import NumericType
+from pyspark.sql.types import NumericType, StructType
 
 from cairn.api.plans import (
     OutputType,
+    arrow_schema_of,
     check_pickles,
     event_time_of,
     group_of,
@@ -23,7 +23,7 @@ from cairn.api.plans import (
     to_subtasks,
 )
 from cairn.api.spark import refuse_native_state
-from cairn.api.stream import DataStream, Declared, check_simple, function_name, slug
+from cairn.api.stream import KEY_PREFIX, DataStream, Declared, check_simple, function_name, slug
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
@@ -58,16 +58,16 @@ class KeyedStream:
         refuse_native_state(df)
         if not df.isStreaming:
             raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
-        self._user_columns = list(df.columns)
+        self._user_columns = [name for name in df.columns if not name.startswith(KEY_PREFIX)]
         if GROUP_COLUMN in self._user_columns:
             raise InvalidInputError(f"the column name {GROUP_COLUMN} is taken by cairn")
         self._key_names: list[str] = []
         hidden: list[Column] = []
         for number, key in enumerate(keys):
             if isinstance(key, str):
-                self._key_names.append(self._column_name(key))
+                self._key_names.append(key if key.startswith(KEY_PREFIX) else self._column_name(key))
             elif isinstance(key, Column):
-                name = f"__cairn_key_{number}"
+                name = f"{KEY_PREFIX}{number}"
                 hidden.append(key.alias(name))
                 self._key_names.append(name)
             else:
@@ -83,6 +83,11 @@ class KeyedStream:
                 dtype = DataType(declared.simpleString(), as_type("binary").storage, _never, _never)
             check_key_type(name, dtype)
             self._key_types.append((_shown(name), dtype))
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the rows that functions are given."""
+        return StructType([field for field in self._stream.df.schema.fields if field.name in self._user_columns])
 
     def _with_keys(self, df: DataFrame) -> DataFrame:
         """The stream's rows with the columns of key expressions."""
@@ -213,7 +218,7 @@ class KeyedStream:
     def _simple(self, kind: str, func: Any, declared: Declared | None, uid: str | None, name: str | None) -> DataStream:
         check_simple(kind, func)
         label = name or function_name(func)
-        own = OutputType(self._stream.df.schema, self._stream.bare)
+        own = OutputType(self.schema, self._stream.bare)
         return self._operator(KeyedSimple(kind, func, uid or label), own if declared is None else declared, uid, label)
 
     def reduce(
@@ -225,13 +230,13 @@ class KeyedStream:
         """Combine the rows of each key, two at a time; emits the combined row after every row."""
         if not isinstance(func, ReduceFunction) and not callable(func):
             raise InvalidInputError("reduce takes a ReduceFunction or a function of two rows")
-        schema = self._stream.df.schema
+        schema = self.schema
         own = OutputType(schema, self._stream.bare)
         return self._operator(Reduce(func, self._row_type().ddl), own, uid, name or "Reduce")
 
     def _row_type(self) -> DataType:
         """The type of the stream's elements, as state keeps them."""
-        fields = [(f.name, parse_type(f.dataType.simpleString())) for f in self._stream.df.schema.fields]
+        fields = [(f.name, parse_type(f.dataType.simpleString())) for f in self.schema.fields]
         if self._stream.bare:
             return fields[0][1]
         return Types.ROW_NAMED([name for name, _ in fields], [dtype for _, dtype in fields])
@@ -307,7 +312,7 @@ class KeyedStream:
             key_columns=tuple(columns.index(key) for key in self._key_names),
             key_types=self._stored_key_types(),
             columns=tuple(columns if with_keys else self._user_columns),
-            output=to_arrow_schema(output.schema),
+            output=arrow_schema_of(output.schema),
             event_time=event_time_of(self._df.schema),
             backend=env._settings.backend,
             states=states,

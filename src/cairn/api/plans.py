@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -65,12 +67,19 @@ def _spark_schema(ddl: str) -> StructType:
     return schema
 
 
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """The Arrow schema in which a function puts out rows of a Spark schema. Timestamps are in UTC."""
+    if "timezone" in signature(to_arrow_schema).parameters:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)  # older ones mean UTC by default
+
+
 def side_schema(tag: OutputTag) -> StructType:
     return _spark_schema(tag.ddl)
 
 
 def side_specs(sides: Sequence[OutputTag]) -> tuple[SideSpec, ...]:
-    return tuple(SideSpec(tag.tag_id, to_arrow_schema(side_schema(tag)), tag.bare) for tag in sides)
+    return tuple(SideSpec(tag.tag_id, arrow_schema_of(side_schema(tag)), tag.bare) for tag in sides)
 
 
 def raw_schema(main: StructType, tagged: bool, sides: Sequence[OutputTag]) -> StructType:

@@ -33,6 +33,7 @@ SINK_COLUMN = "__cairn_sink"
 _SNAPSHOT_PIECES = 8
 _QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.exchange.reuse": "true",  # an operator runs once for all its readers
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -108,7 +109,8 @@ class OperatorTask:
         task, context = _told(self.spec.uid)
 
         def acknowledge(ack: TaskAck) -> None:
-            self.acks.add([msgspec.msgpack.encode(ack)])
+            metrics = msgspec.structs.replace(ack.metrics, stage=task.stageId())
+            self.acks.add([msgspec.msgpack.encode(msgspec.structs.replace(ack, metrics=metrics))])
 
         yield from run_task(self.spec, batches, context, task.taskAttemptId(), acknowledge)
 
@@ -262,16 +264,33 @@ def compaction_job(spark: SparkSession, job_dir: str, run: int) -> Any:
     """The function by which a `Compactor` merges chains: one Spark task per range of key groups."""
 
     def job(
-        manifest: Manifest, operator: OperatorState, ranges: Sequence[KeyGroupRange], checkpoint: int = 0
+        manifest: Manifest,
+        operator: OperatorState,
+        ranges: Sequence[KeyGroupRange],
+        checkpoint: int = 0,
+        done: Accumulator[list[bytes]] | None = None,
     ) -> list[StateHandle]:
         context = spark.sparkContext
+        uid = operator.uid
+
+        def merge(portion: tuple[str, int, int, bytes, int, int, int, int]) -> list[bytes]:
+            made = compact_range(portion)
+            if done is not None:
+                done.add([msgspec.msgpack.encode((uid, portion[4], portion[5]))])
+            return made
+
         told = msgspec.msgpack.encode(operator)
         work = [(job_dir, manifest.epoch, manifest.time_ms, told, r.start, r.end, run, checkpoint) for r in ranges]
         context.setLocalProperty("spark.scheduler.pool", POOL)
-        found = context.parallelize(work, len(work)).map(compact_range).collect()
+        found = context.parallelize(work, len(work)).map(merge).collect()
         return [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
 
     return job
+
+
+def _groups(operator: OperatorState, index: int, manifest: Manifest) -> set[int]:
+    owned = key_group_range(index, operator.parallelism, manifest.max_parallelism)
+    return set(range(owned.start, owned.end + 1))
 
 
 class SparkSnapshots:
@@ -281,6 +300,7 @@ class SparkSnapshots:
         self._spark = spark
         self._job = compaction_job(spark, job_dir, run)
         self._token = f"{run}-{uuid.uuid4().hex[:8]}"
+        self._under_way: dict[int, tuple[Manifest, Accumulator[list[bytes]]]] = {}
 
     def _group(self, number: int) -> str:
         return f"cairn-checkpoint-{self._token}-{number}"
@@ -288,6 +308,9 @@ class SparkSnapshots:
     def start(
         self, number: int, manifest: Manifest, done: Callable[[dict[str, list[StateHandle]] | Exception], None]
     ) -> None:
+        merged = collector(self._spark.sparkContext)
+        self._under_way[number] = (manifest, merged)
+
         def work() -> None:
             try:
                 context = self._spark.sparkContext
@@ -297,13 +320,32 @@ class SparkSnapshots:
                     # Many short tasks: the stream gets every other slot that comes free, and need not wait long for it.
                     pieces = min(manifest.max_parallelism, _SNAPSHOT_PIECES * operator.parallelism)
                     ranges = [key_group_range(i, pieces, manifest.max_parallelism) for i in range(pieces)]
-                    made[operator.uid] = self._job(manifest, operator, ranges, number) if operator.chain else []
+                    made[operator.uid] = self._job(manifest, operator, ranges, number, merged) if operator.chain else []
             except Exception as error:  # noqa: BLE001 - told to the coordinator
                 done(error)
-                return
-            done(made)
+            else:
+                done(made)
+            finally:
+                self._under_way.pop(number, None)
+                merged.value = []  # Spark keeps every accumulator; let it at least be an empty one
 
         threading.Thread(target=work, name=f"cairn-snapshot-{number}", daemon=True).start()
+
+    def written(self, number: int) -> list[tuple[str, int]]:
+        """The operators and subtasks all of whose key groups the snapshots cover so far."""
+        manifest, merged = self._under_way.get(number, (None, None))
+        if manifest is None or merged is None:
+            return []
+        covered: dict[str, set[int]] = {}
+        for raw in list(merged.value):
+            uid, first, last = msgspec.msgpack.decode(raw, type=tuple[str, int, int])
+            covered.setdefault(uid, set()).update(range(first, last + 1))
+        return [
+            (operator.uid, index)
+            for operator in manifest.operators
+            for index in range(operator.parallelism)
+            if not operator.chain or _groups(operator, index, manifest) <= covered.get(operator.uid, set())
+        ]
 
     def cancel(self, number: int) -> None:
         self._spark.sparkContext.cancelJobGroup(self._group(number))

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from cairn.api.graph import Derived, Function, Given, Node, Output
 from cairn.api.plans import (
     OutputType,
+    arrow_schema_of,
     check_pickles,
     event_time_of,
     group_by_partition,
@@ -28,6 +28,7 @@ from cairn.api.plans import (
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
+from cairn.model.ddl import as_type
 from cairn.model.descriptors import Time
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.outputs import OutputTag
@@ -38,6 +39,7 @@ from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.kinds import PLAIN
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.simple import SimpleSpec, method_of
+from cairn.state.codec import check_key_type
 
 if TYPE_CHECKING:
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from cairn.api.windows import AllWindowedStream
     from cairn.model.descriptors import MapStateDescriptor
     from cairn.model.windows import WindowAssigner
+
+KEY_PREFIX = "__cairn_key_"
+"""What the names of columns begin with that hold computed keys."""
 
 Declared = str | DataType | StructType
 """An output type: Spark DDL, `Types.*`, or a Spark StructType."""
@@ -74,13 +79,34 @@ class DataStream:
     def df(self) -> DataFrame:
         return self.node.frame()
 
-    def key_by(self, *keys: str | Column) -> KeyedStream:
-        """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state."""
+    def key_by(self, *keys: str | Column | Callable[[Any], Any], key_type: str | DataType | None = None) -> KeyedStream:
+        """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state.
+
+        A Python function of an element does as well: `key_by(lambda row: row[0], key_type=Types.STRING())`. Columns
+        cost less, since Spark computes them without Python.
+        """
         from cairn.api.keyed import KeyedStream
 
         if not keys:
             raise InvalidInputError("key_by needs at least one column")
-        return KeyedStream(self, keys)
+        if len(keys) == 1 and callable(keys[0]) and not isinstance(keys[0], (str, Column)):
+            return KeyedStream(self._with_selected(keys[0], key_type), (f"{KEY_PREFIX}0",))
+        if key_type is not None:
+            raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
+        return KeyedStream(self, tuple(_checked_key(key) for key in keys))
+
+    def _with_selected(self, func: Callable[[Any], Any], key_type: str | DataType | None) -> DataStream:
+        """The stream with one more column, which a function computes."""
+        if key_type is None:
+            raise InvalidInputError(
+                "key_by with a function needs the type of its keys, as in key_by(f, key_type=Types.STRING()): pickled "
+                "keys would be told apart by their bytes, which differ between equal objects"
+            )
+        dtype = as_type(key_type)
+        check_key_type("of the function", dtype)
+        key = output_type_of(dtype).schema.fields[0].dataType
+        schema = StructType([*self.df.schema.fields, StructField(f"{KEY_PREFIX}0", key)])
+        return self._simple("key", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         """Apply any Spark SQL that keeps no state: `stream.transform(lambda df: df.filter("amount > 0"))`.
@@ -182,15 +208,20 @@ class DataStream:
         """Turn every element into any number of elements of `output_type` (of the stream's own type without that)."""
         return self._simple("flat_map", func, output_type, uid, name)
 
-    def _simple(self, kind: str, func: Any, declared: Declared | None, uid: str | None, name: str | None) -> DataStream:
+    def _simple(
+        self, kind: str, func: Any, declared: Declared | OutputType | None, uid: str | None, name: str | None
+    ) -> DataStream:
         check_simple(kind, func)
         label = name or function_name(func)
         claimed = self.env._claim_uid(uid, slug(label), kind)
         check_pickles(func, claimed)
-        output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
+        if isinstance(declared, OutputType):
+            output = declared
+        else:
+            output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
         spec = SimpleSpec(
             uid=claimed, kind=kind, function=func, columns=tuple(self.df.columns),
-            output=to_arrow_schema(output.schema), parallelism=self.env.get_parallelism(), bare_in=self.bare,
+            output=arrow_schema_of(output.schema), parallelism=self.env.get_parallelism(), bare_in=self.bare,
             bare_out=output.bare,
         )  # fmt: skip
 
@@ -211,11 +242,11 @@ class DataStream:
 
         The rows of one Spark partition go to one subtask, in their order.
         """
-        if not isinstance(func, ProcessFunction):
-            given: Any = func
+        given: Any = func
+        if not isinstance(given, ProcessFunction):
             hint = "; call key_by(...) first" if isinstance(given, KeyedProcessFunction) else ""
             raise InvalidInputError(
-                f"process on a stream without key takes a ProcessFunction, not {type(func).__name__}{hint}"
+                f"process on a stream without key takes a ProcessFunction, not {type(given).__name__}{hint}"
             )
         refuse_native_state(self.df)
         env = self.env
@@ -227,7 +258,7 @@ class DataStream:
         schema = self.df.schema
         spec = OperatorSpec(
             uid=claimed, name=label, function=func, vectorised=False, parallelism=parallelism, max_parallelism=groups,
-            key_columns=(), key_types=(), columns=tuple(schema.names), output=to_arrow_schema(output.schema),
+            key_columns=(), key_types=(), columns=tuple(schema.names), output=arrow_schema_of(output.schema),
             event_time=event_time_of(schema), backend=env._settings.backend, kind=PLAIN, bare_in=self.bare,
             bare_out=output.bare,
         )  # fmt: skip
@@ -292,9 +323,17 @@ class DataStream:
         self.env._add_sink(self, sink)
 
 
+def _checked_key(key: Any) -> str | Column:
+    if isinstance(key, (str, Column)):
+        return key
+    raise InvalidInputError(
+        f"a key is a column name or a Spark column, not {type(key).__name__}; a Python function must be the only one"
+    )
+
+
 def check_simple(kind: str, func: Any) -> None:
     if method_of(kind, func) is None:
-        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}[kind]
+        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}.get(kind, "function")
         raise InvalidInputError(f"{kind} takes a {wanted} or a function of one value, not {type(func).__name__}")
     if isinstance(func, CheckpointedFunction):
         raise InvalidInputError(

@@ -62,7 +62,7 @@ class WindowedStream:
 
     def side_output_late_data(self, output_tag: OutputTag) -> Self:
         """Rows that are too late for all their windows go to this side output instead of nowhere."""
-        fields = self._keyed._stream.df.schema.fields
+        fields = self._keyed.schema.fields
         self._plan.set_late(output_tag, [as_type(field.dataType.simpleString()).ddl for field in fields])
         return self
 
@@ -81,7 +81,7 @@ class WindowedStream:
         stream = self._keyed._stream
         if output_type is None and window_function is not None:
             raise InvalidInputError("reduce: the window function needs an output_type")
-        own = OutputType(stream.df.schema, stream.bare)
+        own = OutputType(self._keyed.schema, stream.bare)
         return self._run(operator, own if output_type is None else output_type, uid, name or "WindowReduce")
 
     def aggregate(
@@ -173,7 +173,7 @@ class WindowedStream:
         timed = stream.transform(lambda df: _with_start(df, moment, assigner.size, assigner.slide, assigner.offset))
         windows = KeyedStream(timed, (*keyed._keys, START_COLUMN))
         function = WindowAggregate(
-            kind, place, stored, len(stream.df.columns), assigner.size, assigner.slide, self._plan.lateness,
+            kind, place, stored, len(keyed.schema), len(stream.df.columns), assigner.size, assigner.slide, self._plan.lateness,
             self._plan.late,
         )  # fmt: skip
         made = windows._operator(function, output, uid, label, timers=True, with_keys=True, kind=WINDOW)

@@ -1,12 +1,13 @@
 """`cairn checkpoints` and `cairn checkpoint`: what checkpoints a job has, and taking one now.
 
-The first reads the job's directory alone, so it works for jobs that run, have ended or have crashed. The second leaves
-a request in that directory, which the running job answers.
+The first reads the job's directory, so it works for jobs that run, have ended or have crashed; a job that runs is also
+asked what it is at. Both leave their request in that directory, where the running job answers it.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import Any
 
@@ -15,13 +16,14 @@ import msgspec
 from cairn.cli.output import ExitCode, Output
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.coordinator.control import ask
-from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
+from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.manifests import JobIdentity, load_identity
+from cairn.storage.manifests import JobIdentity, Runs, load_identity
 
+_ANSWER_SECONDS = 1.5
 _COLOURS = {"COMPLETED": "green", "FAILED": "red", "IN_PROGRESS": "blue"}
 
 
@@ -51,7 +53,9 @@ def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdent
 
 def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -> int:
     files, identity = open_job(job, directory)
-    infos = CheckpointStore(files).history()[:limit]
+    running = in_progress(files)
+    known = {info.id for info in running}
+    infos = [*running, *(info for info in CheckpointStore(files).history() if info.id not in known)][:limit]
     out.document({"job": identity.job_id, "name": identity.name, "checkpoints": [describe(info) for info in infos]})
     if out.as_json:
         return ExitCode.OK
@@ -62,14 +66,41 @@ def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -
     return ExitCode.OK
 
 
+def in_progress(files: LocalFileSystem) -> list[CheckpointInfo]:
+    """The checkpoints that the running job is taking, as it tells; none if it does not run or does not answer."""
+    runs = Runs(files)
+    record = runs.record(runs.newest())
+    if record is None or (record.host == socket.gethostname() and not _alive(record.pid)):
+        return []
+    try:
+        answer = ask(files, {"action": "progress"}, _ANSWER_SECONDS)
+        return msgspec.convert((answer or {}).get("checkpoints", []), type=list[CheckpointInfo])
+    except (CairnError, OSError, msgspec.MsgspecError):
+        return []  # a directory that cannot be written, or a job of another release: what has ended is still shown
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def describe(info: CheckpointInfo) -> dict[str, Any]:
     """A checkpoint as a JSON document, sums included."""
     told: dict[str, Any] = msgspec.to_builtins(info)
     told["duration_ms"] = info.duration_ms
     told["written_bytes"] = info.written_bytes
     told["full_bytes"] = info.full_bytes
+    told["acknowledged"] = info.acknowledged
+    told["total"] = info.total
     for operator, stats in zip(told.get("operators", []), info.operators, strict=True):
         operator["skew"] = round(stats.skew, 3)
+        operator["acknowledged"] = stats.acknowledged
+        operator["total"] = stats.total
     return told
 
 
@@ -82,7 +113,7 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo]) -> None:
     table = Table(title=Text(f"checkpoints of {identity.name}"), box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("id", "status", "type", "epoch"):
         table.add_column(name)
-    for name in ("triggered", "duration", "written", "full size"):
+    for name in ("acknowledged", "triggered", "duration", "written", "full size"):
         table.add_column(name, justify="right")
     table.add_column("path or cause", overflow="fold")
     for info in infos:
@@ -93,6 +124,7 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo]) -> None:
             Text(status, style=_COLOURS[info.status.value]),
             f"{kind}, {'full' if info.full else 'incremental'}",
             str(info.epoch) if info.epoch >= 0 else "-",
+            _acknowledged(info),
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.trigger_ms / 1000)),
             f"{info.duration_ms:,} ms" if info.end_ms else "-",
             size(info.written_bytes),
@@ -101,8 +133,19 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo]) -> None:
         )
     console = Console()
     if not console.is_terminal:
-        console = Console(width=200)
+        console = Console(width=220)
     console.print(table)
+
+
+def _acknowledged(info: CheckpointInfo) -> str:
+    """All subtasks in one number; while it is in progress, also those of each operator that still lacks some."""
+    if not info.operators:
+        return "-"
+    text = f"{info.acknowledged}/{info.total}"
+    if info.status is CheckpointStatus.IN_PROGRESS and len(info.operators) > 1:
+        missing = [f"{op.uid} {op.acknowledged}/{op.total}" for op in info.operators if op.acknowledged < op.total]
+        text += f" ({', '.join(missing)})" if missing else ""
+    return text
 
 
 def size(count: int) -> str:

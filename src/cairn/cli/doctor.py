@@ -79,6 +79,7 @@ def examine(data_dir: str, local_dir: str) -> list[Check]:
         check_disk("local state disk", local_dir, "Choose another place for the local state."),
         check_disk("data disk", data_dir, "Choose another execution.checkpointing.dir."),
         check_atomic_create(data_dir),
+        check_stores(local_dir),
     ]
 
 
@@ -237,6 +238,8 @@ def check_atomic_create(place: str) -> Check:
         )
     try:
         broken = [promise for promise, kept in _PROMISES if not _keeps(kept, probe)]
+        if not broken:
+            broken = [promise for promise in [_broken_promise(probe)] if promise]
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     if broken:
@@ -288,6 +291,65 @@ def _keeps(promise: Callable[[Path], bool], probe: Path) -> bool:
         return False
 
 
+def _broken_promise(probe: Path) -> str:
+    """What a job asks of its directory when it starts, asked of this one."""
+    from cairn.errors import CairnError
+    from cairn.storage.filesystem import LocalFileSystem
+    from cairn.storage.probe import broken_promise
+
+    try:
+        return broken_promise(LocalFileSystem(str(probe)))
+    except CairnError as error:
+        return error.message
+
+
+# ---------------------------------------------------------------- working stores
+
+
+def check_stores(place: str) -> Check:
+    """Working stores that lie about on this host."""
+    from cairn.state.stores import survey
+
+    name = "working stores"
+    path = local_path(place)
+    found = survey(str(path)) if path is not None else []
+    if not found:
+        return Check(name, Status.OK, f"none in {place}")
+    total = sum(stores.size for stores in found)
+    detail = f"{len(found)} jobs, {total / GIB:.2f} GiB in {path}"
+    dead = [stores for stores in found if stores.state == "dead"]
+    if dead:
+        detail += f"; {len(dead)} of jobs that are gone, {sum(stores.size for stores in dead) / GIB:.2f} GiB"
+        return Check(name, Status.WARN, detail, "See what can go with: cairn doctor --clean-stores")
+    return Check(name, Status.OK, detail)
+
+
+def clean_stores(place: str, really: bool, out: Output) -> int:
+    """Tell of all working stores in a local directory; with `really`, remove those whose job is gone."""
+    from cairn.state.stores import remove, survey
+
+    path = local_path(place)
+    found = survey(str(path)) if path is not None else []
+    removed = []
+    for stores in found:
+        age = (time.time() - stores.used) / 3600
+        out.line(f"{stores.state:<7}  {stores.size / GIB:8.3f} GiB  used {age:.1f} h ago  {stores.path}")
+        out.line(f"         {stores.job_dir or 'nothing says which job it belongs to'}")
+        if really and stores.state == "dead":
+            remove(stores)
+            removed.append(stores.path)
+    dead = [stores for stores in found if stores.state == "dead"]
+    size = sum(stores.size for stores in dead) / GIB
+    out.document({"version": REPORT_VERSION, "stores": [asdict(stores) for stores in found], "removed": removed})
+    if really:
+        out.line(f"removed the working stores of {len(removed)} jobs, {size:.3f} GiB")
+    elif dead:
+        out.line(f"{len(dead)} jobs are gone, {size:.3f} GiB; nothing was removed. Add --yes to remove their stores.")
+    else:
+        out.line(f"nothing to remove in {place}")
+    return ExitCode.OK
+
+
 def local_path(place: str) -> Path | None:
     """The path of a plain path or a file URL; None for any other URL."""
     if "://" not in place and not place.startswith("file:"):
@@ -303,5 +365,7 @@ def _existing(path: Path) -> Path:
 
 def configured(config: dict[str, Any]) -> tuple[str, str]:
     """The data directory and the local state directory that a job with this configuration would use."""
-    data_dir = config.get("execution.checkpointing.dir") or "cairn-data"
-    return str(data_dir), tempfile.gettempdir()
+    from cairn.config import parse
+
+    settings = parse(config)
+    return settings.directory or "cairn-data", settings.local_directory

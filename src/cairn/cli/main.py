@@ -148,13 +148,23 @@ def doctor(
     local_dir: Annotated[
         str | None, typer.Option("--local-dir", metavar="DIR", help="Where tasks keep their working state. [temp dir]")
     ] = None,
+    clean: Annotated[
+        bool, typer.Option("--clean-stores", help="Instead, list the working stores here, and which jobs are gone.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --clean-stores: remove the working stores of jobs that are gone.")
+    ] = False,
 ) -> None:
     """Check that this machine can run jobs."""
-    from cairn.cli.doctor import configured, run_doctor
+    from cairn.cli.doctor import clean_stores, configured, run_doctor
     from cairn.cli.run import CONFIG_VARIABLE, job_config
 
     config = job_config(parallelism=None, master=None, settings={}, inherited=os.environ.get(CONFIG_VARIABLE))
     default_data, default_local = configured(config)
+    if yes and not clean:
+        raise typer.BadParameter("--yes goes with --clean-stores")
+    if clean:
+        raise typer.Exit(clean_stores(local_dir or default_local, yes, Output(as_json=as_json)))
     raise typer.Exit(run_doctor(data_dir or default_data, local_dir or default_local, Output(as_json=as_json)))
 
 

@@ -20,8 +20,9 @@ from typing import Protocol
 import msgspec
 
 from cairn.config import CheckpointSettings
+from cairn.coordinator.discards import Discards
 from cairn.coordinator.pending import CheckpointRequest, End, Pending, Snapshots
-from cairn.coordinator.statistics import Tasks, check_sizes, operator_stats
+from cairn.coordinator.statistics import Insight, Tasks, check_sizes, operator_stats
 from cairn.errors import CairnError, FencedError
 from cairn.model.checkpoint import (
     Checkpoint,
@@ -97,6 +98,8 @@ class CheckpointCoordinator:
         intolerable: Callable[[CheckpointInfo], None],
         clock: Clock | None = None,
         chance: random.Random | None = None,
+        failover: bool = False,
+        insight: Insight | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -108,6 +111,7 @@ class CheckpointCoordinator:
         self._running: tuple[int, str] | None = None
         self._intolerable = intolerable
         self._clock = clock or SystemClock()
+        self._insight = insight or Insight()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[CheckpointRequest] = []
@@ -116,6 +120,7 @@ class CheckpointCoordinator:
         self._doomed: list[Checkpoint] = []
         """No longer retained, but not deleted yet: still whole, so what they need must stay."""
         self._released: set[str] = set()
+        self._discards = Discards()
         self._ends: list[End] = []
         self._runs = Runs(store.files)
         self._next = store.next_number()
@@ -126,7 +131,11 @@ class CheckpointCoordinator:
         self.listeners = Listeners()
         self.notices: list[tuple[int, bool]] = []
         """Ends that no epoch has carried to the tasks yet: number, and whether it completed."""
-        first = chance.uniform(settings.min_pause_ms, self._period()) if chance is not None else self._period()
+        first: float = self._period()
+        if failover:  # the job has just lost time: it does not wait for an interval once more
+            first = settings.min_pause_ms
+        elif chance is not None:
+            first = chance.uniform(settings.min_pause_ms, self._period())
         self._next_periodic = self._clock.now_ms() + int(first) if settings.interval_ms > 0 else None
 
     def _period(self) -> int:
@@ -187,7 +196,20 @@ class CheckpointCoordinator:
     def infos(self) -> list[CheckpointInfo]:
         """Checkpoints in progress, newest first."""
         with self._lock:
-            return [pending.info(CheckpointStatus.IN_PROGRESS) for pending in reversed(self._pending.values())]
+            found = list(reversed(self._pending.values()))
+            running = self._running[0] if self._running is not None else -1
+        return [
+            msgspec.structs.replace(
+                pending.info(CheckpointStatus.IN_PROGRESS),
+                operators=self._insight.progress(
+                    running if pending.waits_for == running else -1,
+                    pending.tasks if pending.manifest is not None else None,
+                    pending.number if pending.writing else 0,
+                    pending.trigger_ms,
+                ),
+            )
+            for pending in found
+        ]
 
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
@@ -419,6 +441,8 @@ class CheckpointCoordinator:
                 with self._lock:
                     self._doomed.remove(checkpoint)
                     self._released |= checkpoint.files()
+        for number in set(self._discards.waiting()) - {checkpoint.id for checkpoint in doomed}:
+            self._discard(number)
 
     def _count(self, info: CheckpointInfo) -> None:
         with self._lock:
@@ -438,14 +462,18 @@ class CheckpointCoordinator:
 
     def _discard(self, number: int) -> bool:
         """Delete a checkpoint's folder; False if that did not work. A run that was overtaken deletes nothing."""
+        now = self._clock.now_ms()
+        if not (self._closed or self._discards.due(number, now)):
+            return False
         try:
             self._runs.check(self._facts.run)
             self._store.discard(number)
         except FencedError:
             return False
         except (CairnError, OSError) as error:
-            _log.warning("cannot delete checkpoint %d, which is not needed any more: %s", number, error)
+            self._discards.failed(number, error, now)
             return False
+        self._discards.done(number)
         return True
 
     def _next_due(self, now: int) -> float:
@@ -475,6 +503,7 @@ class CheckpointCoordinator:
         if self._settings.storage == "jobmanager":
             check_sizes(manifest, self._settings.max_state_size)
         before = self._completed[-1].manifest.epoch if self._completed else -1
+        alignment = self._insight.alignment(pending.tasks)
         info = msgspec.structs.replace(
             pending.info(CheckpointStatus.COMPLETED),
             end_ms=self._clock.now_ms(),
@@ -488,6 +517,7 @@ class CheckpointCoordinator:
                     pending.request.full,
                     pending.async_ms,
                     before,
+                    alignment.get(operator.uid, 0.0),
                 )
                 for operator in manifest.operators
             ],

@@ -46,6 +46,9 @@ class Control:
     def _take(self, path: str) -> None:
         try:
             asked = msgspec.json.decode(self._files.read(path), type=dict[str, Any])
+            if asked.get("action") == "progress":
+                self._answer(path, {"checkpoints": msgspec.to_builtins(self._coordinator.infos())})
+                return
             if asked.get("action") != "checkpoint" or asked.get("full") not in (None, True, False):
                 raise ValueError(f"unknown request {asked}")
         except NotFoundError:

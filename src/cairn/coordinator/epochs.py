@@ -41,6 +41,7 @@ from cairn.storage import layout
 from cairn.storage.cleanup import Pins, expire
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
+from cairn.storage.retry import retries_of
 
 _log = logging.getLogger("cairn.job")
 _LINEAGE = 256
@@ -117,6 +118,8 @@ class EpochReport:
     rolled_forward: bool = False
     tasks: tuple[tuple[str, int, TaskMetrics], ...] = ()
     times: Mapping[str, float] = field(default_factory=dict)
+    retries: int = 0
+    """Calls to the storage that were tried again, by the tasks and by the driver since the epoch before."""
 
 
 class EpochLoop:
@@ -151,6 +154,7 @@ class EpochLoop:
         self._checkpoints = checkpoints
         self._manifests = ManifestStore(files)
         self._runs = Runs(files)
+        self._retries = 0
         self._known: dict[int, Manifest] = {}
         self.current = current
         for epoch in self._manifests.epochs():
@@ -375,6 +379,7 @@ class EpochLoop:
         self, manifest: Manifest, accepted: Mapping[str, Sequence[TaskAck]], began: float, times: Mapping[str, float]
     ) -> None:
         metrics = _metrics(accepted)
+        before, self._retries = self._retries, retries_of(self._files)
         first = self._operators[0].uid if self._operators else ""
         last = self._operators[-1].uid if self._operators else ""
         report = EpochReport(
@@ -389,11 +394,14 @@ class EpochLoop:
             time_ms=manifest.time_ms,
             tasks=tuple(metrics),
             times=times,
+            retries=self._retries - before + sum(m.retries for _, _, m in metrics),
         )
         _log.info(
             "epoch %d committed: %d rows, %d keys, %d bytes, %.0f ms",
             report.epoch, report.rows_in, report.keys, report.bytes_written, report.duration_ms,
         )  # fmt: skip
+        if report.retries:
+            _log.warning("epoch %d: %d calls to the storage were tried again", report.epoch, report.retries)
         if self._listener is not None:
             self._listener(report)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from cairn.errors import CheckpointFailedError
 from cairn.model.checkpoint import OperatorStats, SubtaskStats
@@ -13,8 +16,62 @@ Tasks = Sequence[tuple[str, int, TaskMetrics]]
 """Operator, subtask and metrics of the tasks of an epoch."""
 
 
+@dataclass(frozen=True)
+class Insight:
+    """What the coordinator can ask of the running job. The defaults know nothing."""
+
+    operators: Sequence[tuple[str, str, int]] = ()
+    """Uid, name and parallelism of each operator."""
+    acknowledged: Callable[[int], Tasks] = lambda epoch: ()
+    """The tasks of a running epoch that have acknowledged so far."""
+    written: Callable[[int], Sequence[tuple[str, int]]] = lambda number: ()
+    """Of a full checkpoint that is being written: the operators and subtasks all of whose state is durable."""
+    alignment: Callable[[Tasks], Mapping[str, float]] = lambda tasks: {}
+    """For tasks of an epoch: by operator, the milliseconds between the ends of its first and last upstream task."""
+
+    def progress(self, running: int, cut: Tasks | None, writing: int, trigger_ms: int) -> list[OperatorStats]:
+        """Who has done his part: in the epoch that is waited for, in a cut that is made, in a snapshot (its number)."""
+        if writing:
+            told = {(uid, subtask): metrics for uid, subtask, metrics in cut or ()}
+            tasks: Tasks = [(uid, i, told.get((uid, i), TaskMetrics())) for uid, i in self.written(writing)]
+        elif cut is not None:
+            tasks = cut
+        else:
+            tasks = self.acknowledged(running) if running >= 0 else ()
+        return in_progress(self.operators, tasks, trigger_ms)
+
+
+def in_progress(operators: Sequence[tuple[str, str, int]], tasks: Tasks, trigger_ms: int) -> list[OperatorStats]:
+    """What is known while a checkpoint runs: for each operator (uid, name, parallelism) the subtasks that are done."""
+    found = []
+    for uid, name, parallelism in operators:
+        told = {subtask: metrics for owner, subtask, metrics in tasks if owner == uid}
+        done = [_subtask(index, told[index], trigger_ms, 0.0) for index in sorted(told) if index < parallelism]
+        found.append(OperatorStats(uid, name, done, parallelism))
+    return found
+
+
+def _subtask(index: int, told: TaskMetrics, trigger_ms: int, alignment_ms: float) -> SubtaskStats:
+    """What a task told of itself; sizes are not known to it."""
+    return SubtaskStats(
+        index=index,
+        ack_ms=told.ended_ms,
+        start_delay_ms=max(0, told.began_ms - trigger_ms) if told.began_ms else 0,
+        alignment_ms=alignment_ms,
+        sync_ms=told.times.get("drain", 0.0) + told.times.get("delta", 0.0),
+        records=told.rows_in,
+    )
+
+
 def operator_stats(
-    operator: OperatorState, groups: int, tasks: Tasks, trigger_ms: int, full: bool, async_ms: float, before: int
+    operator: OperatorState,
+    groups: int,
+    tasks: Tasks,
+    trigger_ms: int,
+    full: bool,
+    async_ms: float,
+    before: int,
+    alignment_ms: float = 0.0,
 ) -> OperatorStats:
     """One operator's part in a checkpoint; `before` is the epoch of the checkpoint before it."""
     metrics = {subtask: told for uid, subtask, told in tasks if uid == operator.uid}
@@ -24,19 +81,14 @@ def operator_stats(
         fresh = mine if full else [handle for handle in mine if handle.epoch > before and not handle.snapshot]
         told = metrics.get(index, TaskMetrics())
         subtasks.append(
-            SubtaskStats(
-                index=index,
-                ack_ms=told.ended_ms,
-                start_delay_ms=max(0, told.began_ms - trigger_ms) if told.began_ms else 0,
-                alignment_ms=told.times.get("fetch", 0.0),
-                sync_ms=told.times.get("drain", 0.0) + told.times.get("delta", 0.0),
+            msgspec.structs.replace(
+                _subtask(index, told, trigger_ms, alignment_ms),
                 async_ms=async_ms,
                 written_bytes=sum(handle.size for handle in fresh),
                 full_bytes=sum(handle.size for handle in mine),
-                records=told.rows_in,
             )
         )
-    return OperatorStats(operator.uid, operator.name, subtasks)
+    return OperatorStats(operator.uid, operator.name, subtasks, operator.parallelism)
 
 
 def check_sizes(manifest: Manifest, limit: int) -> None:

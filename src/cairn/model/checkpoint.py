@@ -48,7 +48,7 @@ class SubtaskStats(msgspec.Struct, frozen=True, omit_defaults=True):
     start_delay_ms: float = 0.0
     """From the trigger to the start of the task; 0 when the task was running already."""
     alignment_ms: float = 0.0
-    """From the first to the last rows of the shuffle that the task waited for."""
+    """From the end of the first to the end of the last upstream task of the epoch's shuffle; 0 if there was one."""
     sync_ms: float = 0.0
     """Collecting the changes and making them durable, while the task does nothing else."""
     async_ms: float = 0.0
@@ -61,10 +61,21 @@ class SubtaskStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rows that the task took in, in the epoch of the barrier."""
 
 
-class OperatorStats(msgspec.Struct, frozen=True):
+class OperatorStats(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: str
     name: str
     subtasks: list[SubtaskStats]
+    """Those that have acknowledged: all of them once the checkpoint is complete."""
+    parallelism: int = 0
+    """How many subtasks must acknowledge; 0 in statistics of before this was told, which have them all."""
+
+    @property
+    def acknowledged(self) -> int:
+        return len(self.subtasks)
+
+    @property
+    def total(self) -> int:
+        return max(self.parallelism, len(self.subtasks))
 
     @property
     def skew(self) -> float:
@@ -108,6 +119,16 @@ class CheckpointInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def full_bytes(self) -> int:
         return sum(subtask.full_bytes for operator in self.operators for subtask in operator.subtasks)
+
+    @property
+    def acknowledged(self) -> int:
+        """Subtasks, of all operators, that have done their part."""
+        return sum(operator.acknowledged for operator in self.operators)
+
+    @property
+    def total(self) -> int:
+        """Subtasks, of all operators, that must do their part."""
+        return sum(operator.total for operator in self.operators)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -174,6 +174,10 @@ class TaskMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
     began_ms: int = 0
     ended_ms: int = 0
     """Wall clock of the task's host when it started and when its changes were durable."""
+    stage: int = -1
+    """The Spark stage that the task belongs to; -1 where there is none."""
+    retries: int = 0
+    """Calls to the storage that were tried again."""
 
 
 class TaskAck(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,6 +12,7 @@ from cairn.state.files import StateFiles
 from cairn.storage import layout
 from cairn.storage.compaction import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem
+from cairn.storage.retry import RetryingFileSystem
 
 
 def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list[bytes]:
@@ -24,7 +25,7 @@ def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list
     job_dir, epoch, time_ms, told, first, last, run, checkpoint = work
     operator = msgspec.msgpack.decode(told, type=OperatorState)
     uid = operator.uid
-    files = open_filesystem(job_dir)
+    files = RetryingFileSystem(open_filesystem(job_dir))
     groups = KeyGroupRange(first, last)
     handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
     state_files = StateFiles(files, None)

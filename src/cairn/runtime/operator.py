@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
+from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,10 @@ from cairn.model.outputs import OutputTag
 from cairn.model.process import CheckpointedFunction
 from cairn.model.types import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
-from cairn.runtime.outputs import SideSpec, output_builder
+from cairn.runtime.outputs import output_builder
 from cairn.runtime.registry import StateRegistry
+from cairn.runtime.spec import InputSpec as InputSpec
+from cairn.runtime.spec import OperatorSpec as OperatorSpec
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
 from cairn.storage.statefile import Section
@@ -50,51 +53,6 @@ if TYPE_CHECKING:
 
 SLICE_ROWS = 16 * 1024
 OUTPUT_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorSpec:
-    """All that is fixed when a job is defined. Travels to the workers with the function."""
-
-    uid: str
-    name: str
-    function: Any
-    vectorised: bool
-    parallelism: int
-    max_parallelism: int
-    key_columns: tuple[int, ...]
-    key_types: tuple[tuple[str, str], ...]
-    """Name and DDL of each key column."""
-    columns: tuple[str, ...]
-    """Names of the input columns, without cairn's own."""
-    output: pa.Schema
-    event_time: int = -1
-    """Position of the column that carries the watermark, or -1."""
-    backend: str = "lmdb"
-    states: tuple[tuple[str, str], ...] = ()
-    """Name and DDL of the value states that a vectorised function declared."""
-    kind: str = "process"
-    """Which operator runs the function, by its name in `runtime/kinds.py`."""
-    bare_in: bool = False
-    """Elements are the values of the one input column rather than rows."""
-    bare_out: bool = False
-    """The function puts out values of the one output column rather than rows."""
-    tagged: bool = False
-    """Rows go out tagged (`model/outputs.py`), because the output is read more than once or has side outputs."""
-    sides: tuple[SideSpec, ...] = ()
-    second: InputSpec | None = None
-    """The second input of an operator that has two; the first one is described by the operator itself."""
-    broadcast: tuple[MapStateDescriptor, ...] = ()
-    """The states of a broadcast second input."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """One of two inputs: the names of its columns, where its event time is, and whether its elements are bare."""
-
-    columns: tuple[str, ...]
-    event_time: int = -1
-    bare: bool = False
 
 
 @dataclass(slots=True)
@@ -363,19 +321,25 @@ class ProcessOperator:
         times = None if self._spec.event_time < 0 else event_times(batch.column(self._spec.event_time))
         since = self._timings.add("decode", since)
         outputs: list[Any] = []
-        process_element = self._function.process_element
-        extend = self._collector(outputs, process_element)
+        process_element: Callable[..., Any] = self._function.process_element
         element = self._element
         current = self._slots.current
         rows = map(self._row, zip(*columns, strict=True))
         with self._explained("process_element()"):
-            if times is not None:
-                for current[0], element.time, row in zip(slots, times, rows, strict=True):
-                    result = process_element(row, element)
-                    if result is not None:
-                        extend(result)
+            if isgeneratorfunction(process_element):
+                append = outputs.append  # quicker than extend() where most calls yield one row
+                if times is None:
+                    for current[0], row in zip(slots, rows, strict=True):
+                        for output in process_element(row, element):
+                            append(output)
+                else:
+                    for current[0], element.time, row in zip(slots, times, rows, strict=True):
+                        for output in process_element(row, element):
+                            append(output)
             else:
-                for current[0], row in zip(slots, rows, strict=True):
+                extend = self._collector(outputs, process_element)
+                stamps = repeat(None, len(slots)) if times is None else times
+                for current[0], element.time, row in zip(slots, stamps, rows, strict=True):
                     result = process_element(row, element)
                     if result is not None:
                         extend(result)

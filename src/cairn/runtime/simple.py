@@ -7,6 +7,7 @@ and are repeated with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,8 @@ _BASES: dict[str, type[Function]] = {"map": MapFunction, "filter": FilterFunctio
 
 def method_of(kind: str, function: Any) -> Callable[[Any], Any] | None:
     """What is called for every value: the method of a PyFlink-like function, or the callable itself."""
-    base = _BASES[kind]
-    if isinstance(function, base):
+    base = _BASES.get(kind)
+    if base is not None and isinstance(function, base):
         return getattr(function, kind)  # type: ignore[no-any-return]
     if isinstance(function, Function) or not callable(function):
         return None
@@ -156,6 +157,9 @@ def run_simple(
                     if passed.num_rows:
                         yield builder.check(passed.rename_columns(list(spec.output.names)))
                     continue
+                if spec.kind == "key":
+                    yield builder.check(_with_key(rows, [call(value) for value in values], spec))
+                    continue
                 outputs: list[Any] = []
                 if spec.kind == "map":
                     outputs.extend(map(call, values))
@@ -166,13 +170,27 @@ def run_simple(
                             outputs.extend(checked_rows(result, spec.uid, "flat_map"))
                 if outputs:
                     yield builder.build(outputs)
-    except CairnError:
-        raise
-    except Exception as error:
-        raise explained(spec.uid, f"{spec.kind}()", context, error) from error
-    finally:
         if isinstance(function, Function):
             function.close()
+    except BaseException as error:
+        if isinstance(function, Function):
+            with suppress(Exception):  # the user must hear of the failure, not of what this may raise
+                function.close()
+        if isinstance(error, CairnError) or not isinstance(error, Exception):
+            raise
+        raise explained(spec.uid, f"{spec.kind}()", context, error) from error
+
+
+def _with_key(rows: pa.RecordBatch, keys: list[Any], spec: SimpleSpec) -> pa.RecordBatch:
+    """The rows with the keys that a function computed as their last column."""
+    field = spec.output.field(len(spec.output) - 1)
+    try:
+        column = pa.array(keys, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UserFunctionError(
+            f"operator '{spec.uid}': a key is not of the type {field.type} that key_by was told: {error}"
+        ) from None
+    return pa.RecordBatch.from_arrays([*rows.columns, column], names=list(spec.output.names))
 
 
 def explained(uid: str, where: str, context: EpochContext, error: Exception) -> UserFunctionError:

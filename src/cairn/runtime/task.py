@@ -35,6 +35,7 @@ from cairn.state.store import open_store
 from cairn.storage import layout, statefile
 from cairn.storage.filesystem import FileSystem, open_filesystem
 from cairn.storage.manifests import ManifestStore
+from cairn.storage.retry import RetryingFileSystem, retries_of
 from cairn.storage.statefile import Section
 
 _manifests: dict[str, Manifest] = {}
@@ -79,7 +80,7 @@ def _run(
     timings = Timings()
     began_ms = time.time_ns() // 1_000_000
     since = time.perf_counter()
-    files = files or open_filesystem(context.job_dir, context.write_portion)
+    files = files or RetryingFileSystem(open_filesystem(context.job_dir, context.write_portion))
 
     # 1. subtask and manifest
     incoming = iter(batches)
@@ -171,6 +172,7 @@ def _run(
                 times={step: round(spent, 3) for step, spent in timings.spent.items()},
                 began_ms=began_ms,
                 ended_ms=time.time_ns() // 1_000_000,
+                retries=retries_of(files),
             ),
         )
     )

@@ -48,13 +48,15 @@ def result_type(kind: str, column: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class WindowAggregate:
-    """An aggregation as it travels to the workers. `column` is a place in the row, -1 for none; `start` that of the
-    start of the window; sizes and lateness are milliseconds.
+    """An aggregation as it travels to the workers. `column` is a place in the row, -1 for none; `width` the number of
+    columns that the stream's rows have, and `start` the place of the start of the window after them; sizes and
+    lateness are milliseconds.
     """
 
     kind: str
     column: int
     stored: str
+    width: int
     start: int
     size: int
     slide: int
@@ -177,7 +179,7 @@ class WindowAggregateOperator(ProcessOperator):
         if last.any() and plan.late is not None:
             if not isinstance(self._output, TaggedBuilder):
                 raise InternalError(f"operator '{self._spec.uid}' has late rows, but no side output")
-            rows = batch.filter(pa.array(last)).select(range(plan.start))
+            rows = batch.filter(pa.array(last)).select(range(plan.width))
             yield self._output.aside(plan.late.tag_id, rows)
 
     def _fold(self, batch: pa.RecordBatch, chunk: KeyedChunk) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import lmdb
@@ -22,6 +23,7 @@ from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChang
 _META = b"_meta"
 _VERSION = b"version"
 _LONG_MARK = b"\xff\x00long\x00\xff"
+_KEY = itemgetter(0)
 _HEAD = 400
 _DIGEST = 32
 _SHORTENED = _HEAD + len(_LONG_MARK) + _DIGEST
@@ -240,11 +242,16 @@ class LmdbBackend(StateBackend):
                 for key in change.deletes:
                     txn.delete(key if self._fits(key) else _short(key), db=handle)
                 if change.puts:
-                    if max(len(key) for key, _ in change.puts) >= _SHORTENED:
+                    keys = list(map(_KEY, change.puts))
+                    if max(map(len, keys)) >= _SHORTENED:
                         puts = [p if self._fits(p[0]) else (_short(p[0]), _joined(*p)) for p in change.puts]
                         cursor.putmulti(puts)
                     else:
-                        cursor.putmulti(change.puts)
+                        beyond = not cursor.last() or cursor.key() < keys[0]
+                        append = beyond and keys == sorted(keys)
+                        _, added = cursor.putmulti(change.puts, append=append)
+                        if append and added < len(keys):  # a key came twice, and appending kept its first value
+                            cursor.putmulti(change.puts)
             if version is None:
                 txn.delete(_VERSION, db=self._meta)
             else:

@@ -1,12 +1,15 @@
 """State in RocksDB: for state far larger than memory. The only import of rocksdict.
 
-RocksDB lets one process in at a time and Spark's workers rotate, so the copy is opened and closed within each task.
+RocksDB lets one process in at a time and Spark's workers rotate, so the copy is opened and closed within each task. A
+task that only reads opens it for reading: that starts no compaction, which the end of the task would cut off to be
+begun again by the next one. One that writes waits until RocksDB has put its levels in order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from rocksdict import (
@@ -26,6 +29,8 @@ from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChang
 
 _VERSION = b"\x00version"
 _CACHE_BYTES = 64 << 20
+_BUFFER_BYTES = 64 << 20
+_SETTLE_SECONDS = 60.0
 
 
 class RocksDBBackend(StateBackend):
@@ -36,9 +41,17 @@ class RocksDBBackend(StateBackend):
 
     def __init__(self, folder: str) -> None:
         self._path = folder
+        self._closed = False
+        self._writable = not os.path.exists(os.path.join(folder, "rocksdb", "CURRENT"))
+        self._db = self._open(self._writable)
+        self._write = WriteOptions()
+        # `apply` flushes: what it wrote is there as a whole, or not at all. (A property, whatever its stubs say.)
+        setattr(self._write, "disable_wal", True)  # noqa: B010
+
+    def _open(self, writable: bool) -> Rdict:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
-        options.set_write_buffer_size(64 << 20)
+        options.set_write_buffer_size(_BUFFER_BYTES)
         options.set_max_background_jobs(2)
         options.set_keep_log_file_num(1)
         options.set_max_log_file_size(1 << 20)
@@ -48,15 +61,16 @@ class RocksDBBackend(StateBackend):
         blocks.set_block_cache(Cache(_CACHE_BYTES))
         blocks.set_bloom_filter(10, False)
         options.set_block_based_table_factory(blocks)
+        access = AccessType.read_write() if writable else AccessType.read_only(False)
         try:
-            self._db = Rdict(os.path.join(folder, "rocksdb"), options=options, access_type=AccessType.read_write())
+            return Rdict(os.path.join(self._path, "rocksdb"), options=options, access_type=access)
         except Exception as error:
             text = str(error)
             if "lock" in text.lower():
-                raise StorageError(f"another process has the RocksDB working store {folder} open: {text}") from error
-            raise DamagedStoreError(f"the RocksDB working store in {folder} cannot be opened: {text}") from error
-        self._write = WriteOptions()
-        self._closed = False
+                raise StorageError(
+                    f"another process has the RocksDB working store {self._path} open: {text}"
+                ) from error
+            raise DamagedStoreError(f"the RocksDB working store in {self._path} cannot be opened: {text}") from error
 
     @staticmethod
     def _prefix(table: str) -> bytes:
@@ -109,14 +123,28 @@ class RocksDBBackend(StateBackend):
             batch.delete(_VERSION)
         else:
             batch.put(_VERSION, version.encode())
+        if not self._writable:
+            self._db.close()
+            self._db = self._open(writable=True)
+            self._writable = True
         try:
             self._db.write(batch, self._write)
+            if version is not None:
+                self._db.flush()
+                self._settle()
         except Exception as error:
             raise StorageError(
                 f"cannot write the working store {self._path}: {error}; free room on that disk or move the store "
                 "with the option execution.checkpointing.local-backup.dirs",
                 path=self._path,
             ) from error
+
+    def _settle(self) -> None:
+        """Wait for the compactions that the flush brought about, so that the end of the task does not cut them off."""
+        until = time.monotonic() + _SETTLE_SECONDS
+        busy = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions")
+        while any(self._db.property_int_value(name) for name in busy) and time.monotonic() < until:
+            time.sleep(0.005)
 
     def size_bytes(self) -> int:
         total = 0

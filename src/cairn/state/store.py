@@ -41,10 +41,12 @@ from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChang
 from cairn.state.files import StateFiles, changes_of
 from cairn.state.folder import FolderLock, StoreFolder, own_folder
 from cairn.state.memory_backend import MemoryBackend
+from cairn.state.stores import note_owner
 from cairn.storage import layout
+from cairn.storage.compaction import compact
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import Runs
-from cairn.storage.statefile import Section, StateFile
+from cairn.storage.statefile import Section, SectionInfo, StateFile
 
 _log = logging.getLogger("cairn.state")
 _DEFER_ROWS = 2_000_000
@@ -229,6 +231,8 @@ def open_store(
     operator = manifest.operator(uid) if manifest is not None else None
     own_folder(context.local_dir)
     stores = os.path.join(context.local_dir, layout.store_folder(context.job_dir, context.incarnation))
+    if not kind.resident:
+        note_owner(stores, context)
     if context.own_stores:
         stores = _own_stores(stores, context.run)
     base = os.path.join(stores, uid, f"{backend_name}-{groups.start}-{groups.end}")
@@ -252,7 +256,7 @@ def _own_stores(stores: str, run: int) -> str:
     mine = os.path.join(stores, f"run-{run}")
     if not os.path.isdir(mine):
         with suppress(FileNotFoundError):
-            for entry in os.listdir(stores):
+            for entry in os.listdir(stores):  # `owner.json` is no folder, and stays
                 if entry != f"run-{run}":
                     shutil.rmtree(os.path.join(stores, entry), ignore_errors=True)
     return mine
@@ -425,10 +429,17 @@ class _Opener:
         return backend, ()
 
     def _load(self, part: str, backend: StateBackend) -> None:
+        """Merge the chain key group by key group: each key is written once, and values in the order of their keys,
+        which is what a backend fills fastest and keeps in the best shape.
+        """
+
+        def mine(info: SectionInfo) -> bool:
+            return (info.kind == "value") == (part == VALUES)
+
         pending: list[TableChanges] = []
         rows = 0
-        for handle in self.chain:
-            for section in self._sections(part, [handle]):
+        for _, sections in compact(self._file, self.chain, self.groups, {}, 0, mine):
+            for section in sections:
                 pending.append(changes_of(section))
                 rows += section.data.num_rows
                 self.report.rows += section.data.num_rows

@@ -7,20 +7,28 @@ MessagePack. A folder without it is no checkpoint.
 from __future__ import annotations
 
 import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 import xxhash
 
-from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError
+from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo
 from cairn.storage import layout
-from cairn.storage.filesystem import FileSystem
+from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 
 _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
 _VERSION = b"1"
 _HEAD = len(_MAGIC) + 1 + 8 + 4
 HISTORY_KEPT = 100
+READER_SECONDS = 3600.0
+_LOOK_AHEAD = 16
+"""How many numbers in a row may have been given to checkpoints that failed without one being overlooked."""
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -53,6 +61,20 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     return checkpoint
 
 
+@contextmanager
+def held(path: str) -> Iterator[None]:
+    """`CheckpointStore.hold` for the folder `chk-<n>` that a path names; for any other path nothing is done."""
+    folder = local_root(path) if path else ""
+    if os.path.basename(folder) == layout.METADATA:
+        folder = os.path.dirname(folder)
+    number = layout.checkpoint_number(os.path.basename(folder))
+    if number is None or not os.path.exists(os.path.join(folder, layout.METADATA)):
+        yield
+        return
+    with CheckpointStore(LocalFileSystem(os.path.dirname(folder))).hold(number):
+        yield
+
+
 class CheckpointStore:
     """The checkpoints of one job."""
 
@@ -75,8 +97,17 @@ class CheckpointStore:
         return [number for number in self._folders() if self.files.exists(layout.metadata_path(number))]
 
     def _folders(self) -> list[int]:
-        found = {layout.checkpoint_number(name) for name in self.files.folders("")}
-        return sorted(number for number in found if number is not None)
+        """Folders of checkpoints, ascending. A listing may lag behind, so the next numbers are asked for by name."""
+        listed = {layout.checkpoint_number(name) for name in self.files.folders("")}
+        found = {number for number in listed if number is not None}
+        ahead = max(found, default=0)
+        number = ahead + 1
+        while number <= ahead + _LOOK_AHEAD:
+            if self.files.exists(layout.metadata_path(number)):
+                found.add(number)
+                ahead = number
+            number += 1
+        return sorted(found)
 
     def all(self) -> list[Checkpoint]:
         """All completed checkpoints that can be read, oldest first; the others are told of and left out."""
@@ -94,9 +125,48 @@ class CheckpointStore:
         return max([0, *self._folders(), *(number for number in history if number is not None)]) + 1
 
     def discard(self, number: int) -> None:
-        """Delete a checkpoint, `_metadata` first: from then on it is none. What it shared stays."""
+        """Delete a checkpoint, `_metadata` first: from then on it is none. What it shared stays.
+
+        One that is being read stays: `StorageError` says so, and it can be tried again later.
+        """
+        reader = next(iter(self.readers(number)), None)
+        if reader is not None:
+            raise StorageError(
+                f"checkpoint {number} in {self.files.root} is being read (see {reader.path}); it can be deleted when "
+                f"its reader is done, or {READER_SECONDS // 60:.0f} minutes after it began",
+                path=reader.path,
+            )
         self.files.delete(layout.metadata_path(number))
         self._delete_folder(number)
+
+    def readers(self, number: int) -> list[FileInfo]:
+        """The marks of those who read a checkpoint. One that was left by a reader which died counts for an hour."""
+        marks = self.files.list(layout.checkpoint_folder(number))
+        young = time.time() - READER_SECONDS
+        return [m for m in marks if m.path.rsplit("/", 1)[-1].startswith(layout.READING) and m.modified > young]
+
+    @contextmanager
+    def hold(self, number: int) -> Iterator[None]:
+        """Keep a checkpoint from being deleted while it is read, also by a job that runs elsewhere.
+
+        In a directory that cannot be written nobody deletes either, so failing to leave a mark is no error.
+        """
+        mark = layout.reader_path(number, uuid.uuid4().hex[:12])
+        try:
+            self.files.create(mark, b"")
+        except StorageError as error:
+            _log.debug("checkpoint %d is read without a mark: %s", number, error)
+            yield
+            return
+        try:
+            if not self.files.exists(layout.metadata_path(number)):
+                raise NotFoundError(f"checkpoint {number} in {self.files.root} was deleted just now; choose another")
+            yield
+        finally:
+            with suppress(CairnError):
+                self.files.delete(mark)
+                if not self.files.exists(layout.metadata_path(number)):
+                    self.files.prune(layout.checkpoint_folder(number))
 
     def remove_unfinished(self) -> list[int]:
         """Remove folders of checkpoints that were never completed. Called by a new run, before its first checkpoint."""

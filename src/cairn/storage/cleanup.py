@@ -123,22 +123,64 @@ def orphans(
     return found
 
 
+def old_spark_folders(
+    folders: Iterable[str], manifests: Sequence[Manifest], checkpoints: Sequence[Checkpoint]
+) -> list[str]:
+    """Spark's folders from before a restore that no manifest and no checkpoint names any more. Pure.
+
+    A restore reads `sources/` of the folder that its checkpoint names, so that one stays with the checkpoint. A folder
+    numbered above the newest manifest may be one that a restore is building.
+    """
+    if not manifests:
+        return []
+    newest = max(manifests, key=lambda manifest: manifest.epoch)
+    named = {manifest.spark for manifest in manifests} | {checkpoint.manifest.spark for checkpoint in checkpoints}
+    return [
+        name
+        for name in folders
+        if layout.is_spark(name) and name not in named and layout.spark_epoch(name) <= newest.epoch
+    ]
+
+
 def sweep(
     files: FileSystem, dry_run: bool = False, age_guard: float = AGE_GUARD_SECONDS, now: float | None = None
 ) -> list[FileInfo]:
-    """Delete orphans; returns them. With `dry_run` nothing is deleted.
+    """Delete orphans, what interrupted writes left, and Spark's folders that nothing can go back to; returns the files.
+
+    With `dry_run` nothing is deleted.
 
     Every manifest and checkpoint must be readable: with one that is not, nobody knows what it names, and nothing is
     deleted.
     The files are listed before the manifests are read, so that one which a commit names meanwhile is spared.
     """
+    now = time.time() if now is None else now
     present = list(files.walk(layout.SHARED))
+    folders = files.folders("")
     store = ManifestStore(files)
     manifests = [store.load(epoch) for epoch in store.epochs()]
-    checkpoints = CheckpointStore(files)
-    pins = pins_of(checkpoints.load(number) for number in checkpoints.numbers())
-    found = orphans(present, manifests, time.time() if now is None else now, age_guard, pins)
+    kept = CheckpointStore(files)
+    checkpoints = [kept.load(number) for number in kept.numbers()]
+    found = orphans(present, manifests, now, age_guard, pins_of(checkpoints))
+    for name in folders:
+        if name in (layout.RUNS, layout.EPOCHS, layout.HISTORY, layout.CONTROL) or layout.checkpoint_number(name):
+            unfinished = [info for info in files.walk(name) if layout.is_temporary(info.path)]
+            found += [info for info in unfinished if info.modified < now - age_guard]
+    gone = []
+    for name in old_spark_folders(folders, manifests, checkpoints):
+        logs = list(files.walk(name))
+        if all(info.modified < now - age_guard for info in logs):  # else its query may still be alive
+            found += logs
+            gone.append(name)
     if not dry_run:
         for info in found:
             files.delete(info.path)
+        for name in gone:
+            _prune_all(files, name)
     return found
+
+
+def _prune_all(files: FileSystem, folder: str) -> None:
+    """Remove a folder and those in it, which are empty."""
+    for name in files.folders(folder):
+        _prune_all(files, f"{folder}/{name}")
+    files.prune(folder)

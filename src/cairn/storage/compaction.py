@@ -31,6 +31,11 @@ class _OpenSection:
         self._data: pa.Table | None = None
         self._groups: np.ndarray[Any, Any] = np.zeros(0, dtype=np.int64)
 
+    @property
+    def merged(self) -> bool:
+        """Of a snapshot: sorted, each key (and entry) once, nothing removed."""
+        return self.info.group >= 0
+
     def rows(self, group: int) -> pa.Table | None:
         if self.info.group >= 0:
             return self._file.read(self.info).data if self.info.group == group else None
@@ -53,30 +58,33 @@ def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
 
 def merged(tables: Sequence[pa.Table], entries: bool) -> pa.Table:
     """The rows that survive, oldest table first: newest value per key (and entry), removals applied and dropped."""
+    if len(tables) == 1 and not entries:  # a file has each key once
+        kept = tables[0].filter(pc.is_valid(tables[0].column("value")))
+        return sorted_table({name: kept.column(name) for name in kept.column_names})
     together = pa.concat_tables(tables).combine_chunks()
-    age = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
     keys = _codes(together.column("key"))
-    alive = np.ones(together.num_rows, dtype=bool)
+    places = np.arange(together.num_rows)
     if entries:
+        age = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
         entry = together.column("entry")
         clears = np.asarray(pc.is_null(entry))
+        alive = ~clears
         if clears.any():
             cleared_at = np.full(int(keys.max()) + 1, -1)
             np.maximum.at(cleared_at, keys[clears], age[clears])
-            alive &= (age >= cleared_at[keys]) & ~clears
+            alive &= age >= cleared_at[keys]
         codes = _codes(pc.fill_null(entry, b""))
-        keys = keys * (int(codes.max(initial=0)) + 1) + codes
-    newest = np.zeros(together.num_rows, dtype=bool)
-    places = np.flatnonzero(alive)
-    if len(places):
-        _, at = np.unique(keys[places][::-1], return_index=True)
-        newest[places[len(places) - 1 - at]] = True
-    newest &= np.asarray(pc.is_valid(together.column("value")))
-    kept = together.filter(pa.array(newest))
+        keys = _codes(pa.array(keys * (int(codes.max(initial=0)) + 1) + codes))
+        places = np.flatnonzero(alive)
+    newest = np.full(int(keys.max(initial=-1)) + 1, -1)
+    newest[keys[places]] = places  # of several rows the last one stays
+    kept = together.take(pa.array(np.sort(newest[newest >= 0])))
+    kept = kept.filter(pc.is_valid(kept.column("value")))
     return sorted_table({name: kept.column(name) for name in kept.column_names})
 
 
-def _codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _codes(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, Any]:
+    """The same number for equal values, from 0 on."""
     encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     encoded = encoded.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
@@ -90,12 +98,16 @@ def compact(
     groups: KeyGroupRange,
     specs: Mapping[str, StateSpec],
     now_ms: int,
+    wanted: Callable[[SectionInfo], bool] = lambda info: True,
 ) -> Iterator[tuple[KeyGroupRange, list[Section]]]:
-    """The merged sections of a range, in portions of about `FILE_BYTES`, each with the groups that it covers."""
+    """The merged sections of a range, in portions of about `FILE_BYTES`, each with the groups that it covers.
+
+    Values come out in the order of their keys over all portions.
+    """
     opened: dict[tuple[str, str, str, bool], list[_OpenSection]] = {}
     for handle in handles:
         file = open_file(handle)
-        for info in file.sections:
+        for info in filter(wanted, file.sections):
             identity = (info.table, info.kind, info.storage, info.ttl)
             opened.setdefault(identity, []).append(_OpenSection(file, info))
     portion: list[Section] = []
@@ -103,10 +115,13 @@ def compact(
     start = groups.start
     for group in range(groups.start, groups.end + 1):
         for (table, kind, storage, ttl), sections in opened.items():
-            rows = [found for found in (section.rows(group) for section in sections) if found is not None]
+            rows = [(section, found) for section in sections if (found := section.rows(group)) is not None]
             if not rows:
                 continue
-            data = merged(rows, entries="entry" in rows[0].column_names)
+            if len(rows) == 1 and rows[0][0].merged:
+                data = rows[0][1]
+            else:
+                data = merged([found for _, found in rows], entries="entry" in rows[0][1].column_names)
             spec = specs.get(table)
             if ttl and spec is not None and spec.cleanup_at_snapshot and spec.ttl_ms:
                 data = data.filter(pc.greater(data.column("time"), now_ms - spec.ttl_ms))

@@ -8,6 +8,7 @@
     shared/<uid>/<name>.state     deltas and snapshots
     chk-<n>/_metadata             a completed checkpoint
     chk-<n>/<uid>-<name>.state    snapshots of a full checkpoint
+    chk-<n>/_reading-<token>      somebody is reading it
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
     tables/<name>/                data of `TableSink`
@@ -30,6 +31,7 @@ TABLES = "tables"
 HISTORY = "history"
 CONTROL = "control"
 METADATA = "_metadata"
+READING = "_reading-"
 
 _DIGITS = 20
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
@@ -73,6 +75,12 @@ def is_spark(name: str) -> bool:
     return re.fullmatch(rf"{SPARK}(-\d+)?", name) is not None
 
 
+def spark_epoch(name: str) -> int:
+    """The epoch of the restore that made one of Spark's folders; -1 for the first one."""
+    number = name.removeprefix(f"{SPARK}-")
+    return int(number) if number.isdigit() else -1
+
+
 def checkpoint_folder(number: int) -> str:
     return f"chk-{number}"
 
@@ -85,6 +93,11 @@ def checkpoint_number(name: str) -> int | None:
 
 def metadata_path(number: int) -> str:
     return f"{checkpoint_folder(number)}/{METADATA}"
+
+
+def reader_path(number: int, token: str) -> str:
+    """Says that somebody reads the checkpoint: it must not go meanwhile."""
+    return f"{checkpoint_folder(number)}/{READING}{token}"
 
 
 def full_snapshot_path(number: int, uid: str, first_group: int, token: str) -> str:
@@ -119,6 +132,11 @@ def made_by(path: str) -> tuple[int, int, bool] | None:
     """Epoch and run of a state file (finished or not), and whether it is a snapshot; None for any other name."""
     match = _STATE_FILE.fullmatch(path.rsplit("/", 1)[-1])
     return None if match is None else (int(match[1]), int(match[2]), match[3] is not None)
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a file is one that was being written when its writer died, or still is."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{32}\.tmp", path.rsplit("/", 1)[-1]) is not None
 
 
 def store_folder(job_dir: str, incarnation: str) -> str:

@@ -118,6 +118,15 @@ class StateBackendConformance:
         self._is(backend, model)
         backend.close()
 
+    def test_of_two_puts_of_a_key_the_last_one_stays(self, tmp_path: Path) -> None:
+        backend = self.make_backend(str(tmp_path))
+        self._put(backend, [(b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"4")])
+        self._put(backend, [(b"d", b"5"), (b"e", b"6"), (b"e", b"7")])
+        self._put(backend, [(b"g", b"8"), (b"f", b"9"), (b"g", b"10")])
+        model = {b"a": b"1", b"b": b"3", b"c": b"4", b"d": b"5", b"e": b"7", b"f": b"9", b"g": b"10"}
+        self._is(backend, model)
+        backend.close()
+
     def test_one_change_clears_then_deletes_then_puts(self, tmp_path: Path) -> None:
         backend = self.make_backend(str(tmp_path))
         self._put(backend, [(b"aa", b"old"), (b"ab", b"old"), (b"b", b"old"), (b"c", b"old")])

@@ -1,4 +1,5 @@
-"""Storage that fails on cue: the n-th call, a name pattern, a crash before or after the effect, a torn write.
+"""Storage that fails on cue: the n-th call, a name pattern, a share of all calls, a crash before or after the effect, a
+torn write, a slow one, a store that turns callers away, copies instead of moving, or overwrites what it must not.
 
 ::
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -19,7 +22,8 @@ from cairn.storage.filesystem import FileInfo, FileSystem
 
 _Infos = list[FileInfo]
 _Names = list[str]
-KINDS = ("error", "full", "crash", "torn")
+KINDS = ("error", "full", "busy", "slow", "crash", "torn", "copied", "overwrite")
+_ONLY_FOR = {"torn": "create", "copied": "move", "overwrite": "create"}
 OPERATIONS = ("create", "read", "exists", "list", "walk", "folders", "delete", "prune", "move")
 
 
@@ -31,11 +35,16 @@ class Crash(BaseException):
 class Fault:
     """One way to fail. It hits the calls that match all of `call`, `operation` and `pattern`, at most `times` of them.
 
-    * `error`: a `StorageError` for any reason. `full`: one with ENOSPC, as a full disk gives it.
+    * `error`: a `StorageError` for any reason. `full`: one with ENOSPC, as a full disk gives it. `busy`: one with
+      EAGAIN, as a store gives it that wants to be asked again later.
+    * `slow`: the call takes `seconds` longer (the plan's `sleep` does the waiting).
     * `crash`: `Crash` is raised, and every later call raises it too.
     * `torn`: a create leaves the first `keep` bytes under the final name, then crashes.
+    * `copied`: a move leaves the file under both names, then crashes, as a store does that copies and deletes.
+    * `overwrite`: a create silently replaces what is there.
 
-    With `after` the call takes effect before it fails. `call` counts all calls from 1.
+    With `after` the call takes effect before it fails. `call` counts all calls from 1. With `share` it hits only that
+    part of the calls, by chance, with the plan's seed.
     """
 
     kind: str = "error"
@@ -45,6 +54,8 @@ class Fault:
     after: bool = False
     keep: int = 0
     times: int = 1
+    seconds: float = 0.0
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -56,7 +67,7 @@ class Fault:
         return (
             self.call in (0, number)
             and self.operation in ("", operation)
-            and (self.kind != "torn" or operation == "create")
+            and _ONLY_FOR.get(self.kind, operation) == operation
             and fnmatchcase(path, self.pattern)
         )
 
@@ -69,10 +80,16 @@ class FaultPlan:
     list_lag: int = 0
     used: dict[int, int] = field(default_factory=dict)
     """How often each fault, by its place, has struck."""
+    seed: int = 0
+    sleep: Callable[[float], None] = time.sleep
+    _chance: random.Random | None = None
 
     def strike(self, number: int, operation: str, path: str) -> Fault | None:
         for place, fault in enumerate(self.faults):
-            if self.used.get(place, 0) < fault.times and fault.hits(number, operation, path):
+            if self.used.get(place, 0) >= fault.times or not fault.hits(number, operation, path):
+                continue
+            self._chance = self._chance or random.Random(self.seed)
+            if fault.share >= 1 or self._chance.random() < fault.share:
                 self.used[place] = self.used.get(place, 0) + 1
                 return fault
         return None
@@ -103,7 +120,10 @@ class FaultyFileSystem:
         self.calls += 1
         self.log.append((self.calls, operation, path))
         fault = self.plan.strike(self.calls, operation, path)
-        if fault is None or fault.after or fault.kind == "torn":
+        if fault is not None and fault.kind == "slow":
+            self.plan.sleep(fault.seconds)
+            return None
+        if fault is None or fault.after or fault.kind in _ONLY_FOR:
             return fault
         raise self._failure(fault, operation, path)
 
@@ -116,6 +136,8 @@ class FaultyFileSystem:
             return StorageError(
                 f"cannot {operation} {path}: the disk is full (injected)", path=path, errno=errno.ENOSPC
             )
+        if fault.kind == "busy":
+            return StorageError(f"cannot {operation} {path}: slow down (injected)", path=path, errno=errno.EAGAIN)
         if fault.kind == "error":
             return StorageError(f"cannot {operation} {path}: the storage failed (injected)", path=path)
         self.crashed = True
@@ -123,6 +145,10 @@ class FaultyFileSystem:
 
     def create(self, path: str, data: bytes | memoryview) -> None:
         fault = self._enter("create", path)
+        if fault is not None and fault.kind == "overwrite":
+            self.inner.delete(path)
+            self.inner.create(path, data)
+            return
         if fault is not None and fault.kind == "torn":
             self.inner.create(path, bytes(data)[: fault.keep])
         else:
@@ -161,7 +187,7 @@ class FaultyFileSystem:
         fault = self._enter("folders", path)
         found = self.inner.folders(path)
         self._leave(fault, "folders", path)
-        return found
+        return self._lagging_folders(path, found)
 
     def prune(self, path: str) -> None:
         fault = self._enter("prune", path)
@@ -179,13 +205,31 @@ class FaultyFileSystem:
     def move(self, source: str, target: str) -> None:
         fault = self._enter("move", source)
         before = self._info(source)
-        self.inner.move(source, target)
+        if fault is not None and fault.kind == "copied":
+            self.inner.create(target, self.inner.read(source))
+        else:
+            self.inner.move(source, target)
         self._changes += [(self.calls, source, before), (self.calls, target, None)]
         self._leave(fault, "move", source)
 
     def _info(self, path: str) -> FileInfo | None:
         folder = path.rpartition("/")[0]
         return next((info for info in self.inner.list(folder) if info.path == path), None)
+
+    def _lagging_folders(self, folder: str, found: Sequence[str]) -> _Names:
+        """A folder is seen once a file in it is; it is seen as long as one in it was."""
+        if not self.plan.list_lag:
+            return [*found]
+        shown = set(found)
+        prefix = f"{folder}/" if folder else ""
+        for number, path, before in self._changes:
+            inside, _, rest = path.removeprefix(prefix).partition("/")
+            if number > self.calls - self.plan.list_lag and path.startswith(prefix) and rest:
+                if before is not None:
+                    shown.add(inside)
+                elif inside in shown and not self._lagging(prefix + inside, [*self.inner.walk(prefix + inside)], True):
+                    shown.discard(inside)
+        return sorted(shown)
 
     def _lagging(self, folder: str, found: Sequence[FileInfo], deep: bool) -> _Infos:
         """Undo, newest first, the changes of the last `list_lag` calls."""
@@ -196,7 +240,7 @@ class FaultyFileSystem:
             if number <= self.calls - self.plan.list_lag:
                 break
             parent = path.rpartition("/")[0]
-            if parent != folder and not (deep and (not folder or parent.startswith(folder + "/"))):
+            if parent != folder and not (deep and (not folder or f"{parent}/".startswith(f"{folder}/"))):
                 continue
             if before is None:
                 shown.pop(path, None)

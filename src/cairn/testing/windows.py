@@ -18,7 +18,8 @@ from cairn.model.windows import Trigger, WindowAssigner
 from cairn.runtime.kinds import WINDOW
 from cairn.runtime.window_batches import START_COLUMN, WindowAggregate, result_type
 from cairn.runtime.window_plans import WindowPlan
-from cairn.testing.harness import KeyedProcessHarness, Shuffle, arrow_schema
+from cairn.testing.cluster import Shuffle, arrow_schema
+from cairn.testing.harness import KeyedProcessHarness
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -122,7 +123,7 @@ class WindowAggregateHarness(KeyedProcessHarness):
         types = dict(columns)
         shown = ", ".join(f"{key} {types[key].ddl}" for key in keys)
         function: Any = WindowAggregate(
-            kind, place, stored, len(columns), assigner.size, assigner.slide, plan.lateness, late
+            kind, place, stored, len(columns), len(columns), assigner.size, assigner.slide, plan.lateness, late
         )
         super().__init__(
             function,

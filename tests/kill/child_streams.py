@@ -1,0 +1,102 @@
+"""The job that `test_kill_streams.py` runs: operator state, broadcast state and shared state of two inputs in one job.
+
+    rows ─► Numbers (operator state) ─┬─ even ─┬─► connect by key ─► Pairs (state of both inputs) ─► pairs/
+                                      └─ odd ──┤
+                                               └─► key ◄─ broadcast ─ Rules (broadcast state)      ─► rules/
+
+`Numbers` is read four times and must run once. Its argument is that of `tests.kill.child`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.kill.child import environment
+from tests.spark.oracle import INPUT
+
+from cairn import (
+    CheckpointedFunction,
+    FileSink,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OutputTag,
+    ProcessFunction,
+    ValueStateDescriptor,
+)
+
+NUMBERED = "key string, seq bigint, n bigint"
+ODD = OutputTag("odd", NUMBERED)
+RULES = MapStateDescriptor("rules", "string", "bigint")
+
+
+class Numbers(ProcessFunction, CheckpointedFunction):
+    """Numbers the rows; rows with an odd `seq` go to a side output. The last number is operator state."""
+
+    def initialize_state(self, context: Any) -> None:
+        self.last = context.get_operator_state_store().get_list_state(ListStateDescriptor("last", "bigint"))
+        self.number = max(self.last.get(), default=0)
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.number += 1
+        row = (value.key, value.seq, self.number)
+        if value.seq % 2:
+            ctx.output(ODD, row)
+        else:
+            yield row
+
+    def snapshot_state(self, context: Any) -> None:
+        self.last.update([self.number] if self.number else [])
+
+
+class Pairs(KeyedCoProcessFunction):
+    """Counts the rows of both inputs per key."""
+
+    def open(self, runtime_context: Any) -> None:
+        self.count = runtime_context.get_state(ValueStateDescriptor("count", "bigint"))
+
+    def process_element1(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.count.update((self.count.value() or 0) + 1)
+        yield (*value, self.count.value())
+
+    process_element2 = process_element1
+
+
+class Rules(KeyedBroadcastProcessFunction):
+    """Says for every row how many rules there are, and what they add up to."""
+
+    def process_broadcast_element(self, value: Any, ctx: Any) -> None:
+        rules = ctx.get_broadcast_state(RULES)
+        if value.seq % 20 == 0 and value.seq:
+            rules.remove(value.key)
+        else:
+            rules.put(value.key, value.n)
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        rules = dict(ctx.get_broadcast_state(RULES).items())
+        yield (*value, len(rules), sum(rules.values()))
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    folder = Path(plan["folder"])
+    env = environment(plan)
+    source = env.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
+    even = env.from_df(source).process(Numbers(), NUMBERED, uid="numbers")
+    odd = even.get_side_output(ODD)
+    pairs = even.connect(odd).key_by("key", "key").process(Pairs(), f"{NUMBERED}, count bigint", uid="pairs")
+    rules = even.transform(lambda df: df.filter("seq % 5 = 0")).broadcast(RULES)
+    checked = even.union(odd).key_by("key").connect(rules)
+    ruled = checked.process(Rules(), f"{NUMBERED}, rules bigint, total bigint", uid="rules")
+    pairs.sink_to(FileSink(str(folder / "pairs")), uid="to-pairs")
+    ruled.sink_to(FileSink(str(folder / "rules")), uid="to-rules")
+    env.execute("streams")
+
+
+if __name__ == "__main__":
+    main()

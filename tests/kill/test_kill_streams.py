@@ -1,0 +1,96 @@
+"""A job with operator state, broadcast state and shared state of two inputs, killed and rescaled: it is exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.kill.test_kill import Trial
+from tests.spark.lab import intact_manifests
+from tests.spark.oracle import Row, numbered_rows
+
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+
+FILES = 14
+
+
+class StreamsTrial(Trial):
+    module = "tests.kill.child_streams"
+
+    def newest(self) -> int:
+        manifests = intact_manifests(self.folder / "jobs" / "streams", retained=3)
+        return manifests[-1].epoch if manifests else -1
+
+    def rows_of(self, sink: str) -> list[tuple[Any, ...]]:
+        found = sorted((self.folder / sink).glob("part-*.parquet"))
+        return sorted(tuple(row.values()) for path in found for row in pq.read_table(path).to_pylist())
+
+    def check(self, epoch: int) -> None:
+        """Both outputs are what the model says of all epochs to this one."""
+        numbered, ruled = model(self.rows, epoch)
+        assert self.rows_of("rules") == sorted(ruled)
+        pairs = self.rows_of("pairs")
+        assert sorted(row[:3] for row in pairs) == sorted(numbered)
+        counts: dict[str, list[int]] = {}
+        for key, _, _, count in pairs:
+            counts.setdefault(key, []).append(count)
+        wanted = Counter(key for key, _, _ in numbered)
+        assert {key: sorted(found) for key, found in counts.items()} == {
+            key: list(range(1, count + 1)) for key, count in wanted.items()
+        }
+
+
+def model(rows: list[Row], epoch: int) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Numbered rows, and the same with the rules of their epoch: broadcast rows come before all others of it."""
+    numbered: list[tuple[Any, ...]] = []
+    ruled: list[tuple[Any, ...]] = []
+    rules: dict[str, int] = {}
+    for number in range(epoch + 1):
+        portion = rows[len(rows) * number // FILES : len(rows) * (number + 1) // FILES]
+        fresh = [(key, seq, len(numbered) + place) for place, (key, seq, _) in enumerate(portion, 1)]
+        for key, seq, n in fresh:
+            if seq % 2 == 0 and seq % 5 == 0:
+                if seq % 20 == 0 and seq:
+                    rules.pop(key, None)
+                else:
+                    rules[key] = n
+        numbered += fresh
+        ruled += [(*row, len(rules), sum(rules.values())) for row in fresh]
+    return numbered, ruled
+
+
+def test_all_kinds_of_state_survive_kills_and_rescaling(tmp_path: Path) -> None:
+    """`KILL_SEED` repeats a run."""
+    seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
+    print(f"KILL_SEED={seed}")
+    rng = random.Random(seed)
+    trial = StreamsTrial(tmp_path, numbered_rows(420, 7, seed), FILES)
+    try:
+        for step, epoch, parallelism, shown in (
+            ("acknowledged", 2, 2, 1),
+            ("committed", 5, 3, 4),
+            ("published", 8, 1, 8),
+        ):
+            options = {"parallelism.default": parallelism}
+            assert trial.run(kill=[step, epoch], options=options) == -signal.SIGKILL, trial.log()
+            trial.check(shown)
+        child = trial.start(options={"parallelism.default": 2})
+        started = trial.folder / f"started-{child.pid}"
+        while not started.exists() and child.poll() is None:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 3))
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        assert child.wait() in (-signal.SIGKILL, 0), trial.log()
+        assert trial.run(options={"parallelism.default": 4}) == 0, trial.log()
+        assert trial.newest() == FILES - 1
+        trial.check(FILES - 1)
+    finally:
+        trial.stop()
