@@ -556,22 +556,26 @@ def test_bad_definitions_are_refused_where_they_are_made() -> None:
     tumbling = TumblingEventTimeWindows.of(10)
     session = EventTimeSessionWindows.with_gap(10)
     clock = TumblingProcessingTimeWindows.of(10)
+    text: Any = "5 seconds"
+    function: Any = len
+    kind: Any = CountTrigger
+    assigner: Any = TumblingEventTimeWindows
     bad: list[tuple[Any, str]] = [
         (lambda: TumblingEventTimeWindows.of(Time.seconds(0)), "size of a window must be longer than nothing"),
         (lambda: TumblingEventTimeWindows.of(-5), "not -5 ms"),
-        (lambda: TumblingEventTimeWindows.of("5 seconds"), "Time.seconds.5., or whole milliseconds, not '5 seconds'"),
+        (lambda: TumblingEventTimeWindows.of(text), "Time.seconds.5., or whole milliseconds, not '5 seconds'"),
         (lambda: TumblingEventTimeWindows.of(5, 5), "offset, 5 ms, must be shorter than 5 ms"),
         (lambda: SlidingEventTimeWindows.of(10, 0), "slide of a window must be longer than nothing"),
         (lambda: EventTimeSessionWindows.with_gap(0), "gap of a session must be longer than nothing"),
-        (lambda: EventTimeSessionWindows.with_dynamic_gap(lambda e: 5), "takes a SessionWindowTimeGapExtractor"),
+        (lambda: EventTimeSessionWindows.with_dynamic_gap(function), "takes a SessionWindowTimeGapExtractor"),
         (lambda: ProcessingTimeSessionWindows.with_gap(True), "not True"),
         (lambda: CountTumblingWindowAssigner.of(0), "size of a count window is a number of elements from 1 on"),
         (lambda: CountSlidingWindowAssigner.of(3, -1), "slide of a count window"),
         (lambda: CountTrigger.of(0), "a number from 1 on, not 0"),
         (lambda: ContinuousEventTimeTrigger.of(Time.seconds(0)), "longer than nothing"),
-        (lambda: PurgingTrigger.of(CountTrigger), "takes another trigger"),
+        (lambda: PurgingTrigger.of(kind), "takes another trigger"),
         (lambda: counting(tumbling, event_time=None), "works on event time, and the stream has none.*with_watermark"),
-        (lambda: counting(TumblingEventTimeWindows), "window takes a WindowAssigner.*of"),
+        (lambda: counting(assigner), "window takes a WindowAssigner.*of"),
         (lambda: counting(session, trigger=CannotMerge()), "merges windows, and CannotMerge cannot"),
         (lambda: counting(session, trigger=PurgingTrigger.of(CannotMerge())), "PurgingTrigger cannot"),
         (lambda: counting(tumbling, trigger=CountTrigger), "trigger takes a Trigger"),

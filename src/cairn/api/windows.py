@@ -173,8 +173,8 @@ class WindowedStream:
         timed = stream.transform(lambda df: _with_start(df, moment, assigner.size, assigner.slide, assigner.offset))
         windows = KeyedStream(timed, (*keyed._keys, START_COLUMN))
         function = WindowAggregate(
-            kind, place, stored, len(keyed.schema), len(stream.df.columns), assigner.size, assigner.slide, self._plan.lateness,
-            self._plan.late,
+            kind, place, stored, len(keyed.schema), len(stream.df.columns), assigner.size, assigner.slide,
+            self._plan.lateness, self._plan.late,
         )  # fmt: skip
         made = windows._operator(function, output, uid, label, timers=True, with_keys=True, kind=WINDOW)
         return self._with_late(made)

@@ -20,7 +20,7 @@ from cairn.model.windows import (
     WindowAssigner,
     WindowFunction,
 )
-from cairn.runtime.window_states import Contents
+from cairn.runtime.window_contents import Contents
 from cairn.runtime.windows import ColumnAggregate, WindowedValue, WindowOperator
 
 NO_EVENT_TIME = (

@@ -26,17 +26,8 @@ from cairn.model.windows import (
     WindowFunction,
 )
 from cairn.runtime.simple import checked_rows
-from cairn.runtime.window_states import (
-    Contents,
-    MergingWindows,
-    NoWindowState,
-    Numbers,
-    Scope,
-    WindowStates,
-    WindowTimers,
-    checked_window,
-    contents_of,
-)
+from cairn.runtime.window_contents import Contents, MergingWindows, WindowTimers, checked_window, contents_of
+from cairn.runtime.window_states import NoWindowState, Numbers, Scope, WindowStates
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
