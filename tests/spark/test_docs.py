@@ -142,7 +142,7 @@ def test_windows_page_runs(spark: SparkSession, tmp_path: Path) -> None:
     exec(block("windows.md", "per_minute ="), names)
     exec(block("windows.md", "class Spent"), names)
     for name in ("per_minute", "visits", "late_payments"):
-        names[name].sink_to(FileSink(str(tmp_path / name)), uid=name)
+        names[name].sink_to(FileSink(str(tmp_path / name)), uid=f"to-{name}")
     env.execute("windows")
 
     def found(name: str) -> list[Any]:

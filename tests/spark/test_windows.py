@@ -40,24 +40,24 @@ ship(__name__)
 
 class MySessionWindowTimeGapExtractor(SessionWindowTimeGapExtractor):
     def extract(self, element: Any) -> int:
-        return element[1]  # type: ignore[no-any-return]
+        return element[1]
 
 
-class SumWindowFunction(WindowFunction[tuple, tuple, str, CountWindow]):  # type: ignore[type-arg]
-    def apply(self, key: str, window: CountWindow, inputs: Iterable[tuple]) -> Any:  # type: ignore[type-arg]
+class SumWindowFunction(WindowFunction[tuple, tuple, str, CountWindow]):
+    def apply(self, key: str, window: CountWindow, inputs: Iterable[tuple]) -> Any:
         result = 0
         for i in inputs:
             result += i[0]
         return [(key, result)]
 
 
-class CountWindowProcessFunction(ProcessWindowFunction[tuple, tuple, str, TimeWindow]):  # type: ignore[type-arg]
-    def process(self, key: str, context: Any, elements: Iterable[tuple]) -> Iterable[tuple]:  # type: ignore[type-arg]
+class CountWindowProcessFunction(ProcessWindowFunction[tuple, tuple, str, TimeWindow]):
+    def process(self, key: str, context: Any, elements: Iterable[tuple]) -> Iterable[tuple]:
         return [(key, context.window().start, context.window().end, len([e for e in elements]))]  # noqa: C416 - as it stands in PyFlink
 
 
-class CountAll(ProcessAllWindowFunction[tuple, tuple, TimeWindow]):  # type: ignore[type-arg]
-    def process(self, context: Any, elements: Iterable[tuple]) -> Iterable[tuple]:  # type: ignore[type-arg]
+class CountAll(ProcessAllWindowFunction[tuple, tuple, TimeWindow]):
+    def process(self, context: Any, elements: Iterable[tuple]) -> Iterable[tuple]:
         return [(context.window().start, context.window().end, len(list(elements)))]
 
 
@@ -184,6 +184,7 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
     stream = lab.stream(env, "user string, v bigint, at timestamp, window_start int")
     keyed = stream.key_by("user")
     window = TumblingEventTimeWindows.of(Time.seconds(1))
+    wrong: Any = SumWindowFunction
     for make, message in (
         (lambda: stream.with_watermark("v", "1 second"), "column 'v' has type bigint, which is no time"),
         (lambda: stream.with_watermark("w", "1 second"), "there is no column 'w'"),
@@ -195,7 +196,7 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
         (lambda: keyed.window(TumblingProcessingTimeWindows.of(5)).allowed_lateness(5), "nothing is late"),
         (lambda: keyed.count_window(2).process(CountWindowProcessFunction()), "needs an output_type"),
         (lambda: keyed.count_window(2).process(CountWindowProcessFunction(), "n nonsense"), "nonsense"),
-        (lambda: keyed.count_window(2).process(SumWindowFunction, "n int"), "takes a ProcessWindowFunction"),
+        (lambda: keyed.count_window(2).process(wrong, "n int"), "takes a ProcessWindowFunction"),
         (lambda: stream.with_watermark("at", "1 second").key_by("user").window(window).sum("v", uid="s"),
          "the stream has a column 'window_start'"),
     ):  # fmt: skip
