@@ -176,7 +176,10 @@ class WindowedStream:
             kind, place, stored, len(keyed.schema), len(stream.df.columns), assigner.size, assigner.slide,
             self._plan.lateness, self._plan.late,
         )  # fmt: skip
-        made = windows._operator(function, output, uid, label, timers=True, with_keys=True, kind=WINDOW)
+        made = windows._operator(
+            function, output, uid, label, vectorised=True, states=function.states, timers=True, with_keys=True,
+            kind=WINDOW,
+        )  # fmt: skip
         return self._with_late(made)
 
     def _run(

@@ -20,16 +20,16 @@ WINDOW = "window"
 
 def operator_kind(spec: OperatorSpec) -> type[ProcessOperator]:
     """The class that runs an operator."""
+    if spec.kind == WINDOW:
+        from cairn.runtime.window_batches import WindowAggregateOperator
+
+        return WindowAggregateOperator
     if spec.vectorised:
         from cairn.runtime.vectorised import BatchOperator
 
         return BatchOperator
     if spec.kind == PROCESS:
         return ProcessOperator
-    if spec.kind == WINDOW:
-        from cairn.runtime.window_batches import WindowAggregateOperator
-
-        return WindowAggregateOperator
     from cairn.runtime import inputs
 
     found = inputs.KINDS.get((spec.kind, bool(spec.key_types)))
