@@ -88,7 +88,8 @@ def test_10_windows(lab: Lab) -> None:
     first = [("hi", t) for t in (1, 2, 3, 4, 8, 9, 15)]
     words = [(1, "hi"), (2, "hello"), (3, "hi"), (4, "hello"), (5, "hi"), (6, "hello"), (6, "hello")]
     times = timed(collection(lab, env, [[*first, END]], pairs, "times")).key_by("f0")
-    merged = timed(collection(lab, env, [[("hi", 0), ("hi", 8), ("hi", 4), END]], pairs, "merged")).key_by("f0")
+    disordered = timed(collection(lab, env, [[("hi", 0), ("hi", 8), ("hi", 4), END]], pairs, "merged"))
+    merged = disordered.key_by(lambda x: x[0], key_type=Types.STRING())
     counted = collection(lab, env, [words], "f0 int, f1 string", "words").key_by("f1")
     purging = PurgingTrigger.of(CountTrigger.of(2))
     outputs = {
@@ -136,7 +137,8 @@ def test_10_late_data_goes_to_a_side_output_from_rows_and_from_columns(lab: Lab)
         CountWindowProcessFunction(), COUNTED, uid="rows"
     )  # fmt: skip
     sliding = SlidingEventTimeWindows.of(Time.milliseconds(10), Time.milliseconds(5))
-    in_columns = rows.key_by("f0").window(sliding).side_output_late_data(tag).sum("f1", uid="columns")
+    by_function = rows.key_by(lambda x: x[0], key_type=Types.STRING())
+    in_columns = by_function.window(sliding).side_output_late_data(tag).sum("f1", uid="columns")
     by_row.sink_to(FileSink(str(lab.folder / "main")), uid="main")
     by_row.get_side_output(tag).sink_to(FileSink(str(lab.folder / "late")), uid="late")
     in_columns.sink_to(FileSink(str(lab.folder / "sums")), uid="sums")
