@@ -33,6 +33,7 @@ from cairn import (
     Types,
     WindowFunction,
 )
+from cairn.api.windows import _with_start
 
 pytestmark = pytest.mark.spark
 ship(__name__)
@@ -179,6 +180,19 @@ def test_windows_go_on_after_a_restart_at_another_parallelism(lab: Lab) -> None:
     sessions = [(user, 1000 + n, 2500, 2) for n, user in enumerate(users)]
     # The watermark was 3,999 when 2,400 came: its window was open, but the session of u1 was over.
     assert lab.written(lab.folder / "sessions") == sorted([*sessions, ("u0", 3999, 4999, 1), ("u0", 5100, 6100, 1)])
+
+
+def test_starts_that_spark_computes_are_those_of_the_assigner(lab: Lab) -> None:
+    """Also before 1970, with offsets, with gaps between windows; a row without time stays, so that it can be told."""
+    times = [-1001, -1, 0, 1, 999, 1000, 12_345]
+    rows: list[Any] = [(ms,) for ms in (*times, None)]
+    frame = lab.spark.createDataFrame(rows, "ms bigint").withColumn("a `t", F.timestamp_millis("ms"))
+    for size, slide, offset in ((10, 10, 0), (10, 10, -3), (10, 4, 0), (10, 5, 2), (2, 10, 0), (7, 3, -2)):
+        started = _with_start(frame, "a `t", size, slide, offset).select("ms", F.unix_millis("window_start"))
+        found = {tuple(row) for row in started.collect()}
+        assigner = SlidingEventTimeWindows.of(size, slide, offset)
+        want = {(ms, window.start) for ms in times for window in assigner.assign_windows(None, ms, None)}
+        assert found == want | {(None, None)}, (size, slide, offset)
 
 
 def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
