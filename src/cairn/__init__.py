@@ -17,6 +17,8 @@ _HOMES = {
     "cairn.api.stream": ("DataStream",),
     "cairn.api.windows": ("AllWindowedStream", "WindowedStream"),
     "cairn.api.job": ("JobHandle", "JobStatus"),
+    "cairn.api.savepoint": ("Savepoint",),
+    "cairn.api.datasource": ("register",),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
     "cairn.api.checkpointing": (
@@ -74,9 +76,11 @@ if TYPE_CHECKING:
         RestartStrategies,
     )
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
+    from cairn.api.datasource import register
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
     from cairn.api.keyed import KeyedStream
+    from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream
     from cairn.api.windows import AllWindowedStream, WindowedStream
@@ -244,6 +248,7 @@ __all__ = [
     "ReducingStateDescriptor",
     "RestartStrategies",
     "RuntimeContext",
+    "Savepoint",
     "SessionWindowTimeGapExtractor",
     "SlidingEventTimeWindows",
     "SlidingProcessingTimeWindows",
@@ -269,6 +274,7 @@ __all__ = [
     "WindowFunction",
     "WindowSerializer",
     "WindowedStream",
+    "register",
 ]
 
 

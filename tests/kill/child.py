@@ -8,11 +8,16 @@ Its one argument is a JSON object:
 * `hold`: `[step, epoch, path]`: wait at that step until the path exists
 * `workers`: true to have Python workers kill themselves, once amid their rows and once after writing their changes
 * `options`: further options of the job
+* `savepoint`: `{"after": epoch, "dir": path, "request": id, "kill": where}`: the job runs on when its input is read,
+  takes a savepoint after that epoch (with `"stop": true`, stops with it), and notes its path in `<folder>/savepoint`.
+  The process group is killed at `tables` (they are written), `completed` (the savepoint is, and nobody knows) or
+  `stopping` (the same, and the query is still there)
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -24,7 +29,8 @@ from typing import Any
 from pyspark import SparkContext
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result
 
-from cairn import FileSink, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from cairn import FileSink, JobHandle, JobStatus, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from cairn.api.savepoints import SparkSavepoints
 from cairn.coordinator.epochs import EpochLoop
 
 
@@ -86,6 +92,29 @@ def intercept(plan: dict[str, Any]) -> None:
     EpochLoop.step = step  # type: ignore[method-assign]
 
 
+def take_savepoint(job: JobHandle, wanted: dict[str, Any], folder: Path) -> None:
+    """Take the savepoint that a plan asks for, and end the job."""
+
+    def kill(*_: Any) -> Any:
+        os.killpg(0, signal.SIGKILL)
+
+    complete = SparkSavepoints.complete
+    if wanted.get("kill") == "tables":
+        SparkSavepoints._sources = kill  # type: ignore[method-assign,assignment]
+    if wanted.get("kill") == "completed":
+        SparkSavepoints.complete = lambda *told: (complete(*told), kill())[0]  # type: ignore[method-assign]
+    if wanted.get("kill") == "stopping":
+        JobHandle._finish = kill  # type: ignore[method-assign,assignment]
+    while job.status() is JobStatus.RUNNING:
+        if max([job.restored_epoch or 0, *(report.epoch for report in job.epochs())]) >= wanted["after"]:
+            break
+        time.sleep(0.02)
+    call = job.stop_with_savepoint if wanted.get("stop") else job.trigger_savepoint
+    info = call(wanted["dir"], request_id=wanted["request"])
+    (folder / "savepoint").write_text(info.path)
+    job.cancel()
+
+
 def environment(plan: dict[str, Any]) -> StreamExecutionEnvironment:
     """The environment of a job that runs what is there, and dies as planned."""
     folder = Path(plan["folder"])
@@ -110,6 +139,8 @@ def environment(plan: dict[str, Any]) -> StreamExecutionEnvironment:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     plan = json.loads(sys.argv[1])
     folder = Path(plan["folder"])
     env = environment(plan)
@@ -117,7 +148,13 @@ def main() -> None:
     function = SuicidalOracle(folder) if plan.get("workers") else Oracle()
     checked = env.from_df(source).key_by("key").process(function, OUTPUT, uid="oracle")
     checked.sink_to(FileSink(str(folder / "output")), uid="out")
-    env.execute("oracle")
+    wanted = plan.get("savepoint")
+    if wanted is None:
+        env.execute("oracle")
+        return
+    job = env.set_trigger(processing_time="0 seconds").execute_async("oracle")
+    take_savepoint(job, wanted, folder)
+    job.await_termination()
 
 
 if __name__ == "__main__":

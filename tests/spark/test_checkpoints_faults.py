@@ -128,7 +128,7 @@ class SlowUpload(Oracle):
             write(files, path, data)
 
         if getattr(write, "__name__", "") != "create" or "gate" not in write.__code__.co_freevars:
-            LocalFileSystem.create = create  # type: ignore[method-assign]
+            LocalFileSystem.create = create  # type: ignore[method-assign, assignment]
 
 
 def test_a_cancel_while_changes_are_written_leaves_nothing_that_counts(lab: Lab) -> None:

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from cairn.config import CheckpointSettings
-from cairn.coordinator.checkpoints import CheckpointCoordinator, JobFacts
+from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.parties import JobFacts
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics

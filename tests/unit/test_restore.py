@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cairn.api.restore import Source, _copy_source, _positions, damage, find, restore
-from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError, StorageError
+from cairn.api.restore import damage, restore
+from cairn.api.snapshots import find, of_checkpoint
+from cairn.api.sources import copy_source, positions_of
+from cairn.errors import CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_key
 from cairn.storage import statefile
@@ -67,7 +69,7 @@ def test_a_file_sources_log_is_cut_at_the_position(tmp_path: Path, position: int
     write_log(tmp_path / "log", 44, gone_before)
     for interval in (10, 4, 25):
         cut = tmp_path / f"cut-{interval}"
-        _copy_source(str(tmp_path / "log"), str(cut), {"logOffset": position}, interval)
+        copy_source(str(tmp_path / "log"), str(cut), {"logOffset": position}, interval)
         assert known(cut, interval) == list(range(position + 1))
     newest = max(int(path.name.removesuffix(".compact")) for path in cut.iterdir())
     assert newest == position
@@ -76,22 +78,22 @@ def test_a_file_sources_log_is_cut_at_the_position(tmp_path: Path, position: int
 def test_a_position_that_the_log_no_longer_knows_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path / "log", 13, gone_before=10)
     with pytest.raises(CorruptFileError, match="no longer says which files batch 0 had"):
-        _copy_source(str(tmp_path / "log"), str(tmp_path / "cut"), {"logOffset": 12}, 10)
+        copy_source(str(tmp_path / "log"), str(tmp_path / "cut"), {"logOffset": 12}, 10)
 
 
 def test_other_sources_logs_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "0").write_text("v1\nstart time")
-    _copy_source(str(tmp_path / "log"), str(tmp_path / "copy"), 17, 10)
+    copy_source(str(tmp_path / "log"), str(tmp_path / "copy"), 17, 10)
     assert (tmp_path / "copy" / "0").read_text() == "v1\nstart time"
 
 
 def test_positions_of_an_offset_entry() -> None:
-    assert _positions('v1\n{"batchWatermarkMs":0}\n{"logOffset":3}\n-\n12') == [{"logOffset": 3}, None, 12]
+    assert positions_of('v1\n{"batchWatermarkMs":0}\n{"logOffset":3}\n-\n12') == [{"logOffset": 3}, None, 12]
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="is no checkpoint"):
+    with pytest.raises(NotFoundError, match="is no checkpoint and no savepoint"):
         find(str(tmp_path))
     (tmp_path / "chk-3").mkdir()
     with pytest.raises(NotFoundError, match="completed there: none"):
@@ -144,7 +146,7 @@ def test_a_missing_source_log_stops_a_restore(tmp_path: Path) -> None:
     files = LocalFileSystem(str(tmp_path / "jobs"))
     info = CheckpointInfo(1, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
     old = msgspec.structs.replace(inlined_manifest(0), offsets='v1\n{}\n{"logOffset":3}')
-    source = Source(files, Checkpoint(1, "job", "Job", 1, old, info))
+    source = of_checkpoint(files, Checkpoint(1, "job", "Job", 1, old, info))
     run = Runs(files).take(1, 0)
     with pytest.raises(CorruptFileError, match="sources/0 is missing"):
         restore(source, files, run, "inc", "job")

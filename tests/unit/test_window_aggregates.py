@@ -178,6 +178,21 @@ def test_late_rows_put_a_result_out_again_while_lateness_lasts() -> None:
         assert harness.timers() == []
 
 
+def test_a_drained_job_fires_all_windows_with_the_rows_of_its_last_epoch() -> None:
+    with fast(TumblingEventTimeWindows.of(10), "sum", allowed_lateness=100, late=LATE) as harness:
+        harness.push(("a", 1, at(1)), ("a", 5, at(11)), ("b", 7, at(1)), ("n", None, at(1)))
+        harness.run_epoch()
+        harness.advance_watermark(10)
+        harness.run_epoch()
+        harness.push(("a", 1, at(2)), ("a", 1, at(12)), ("c", 3, at(55)), ("n", None, at(2)))
+        harness._loop.draining = True
+        found = [(row[0], row[1], row[3]) for row in harness.run_epoch()]
+        harness._loop.draining = False
+        assert same(found) == same([("a", at(0), 2), ("a", at(10), 6), ("c", at(50), 3), ("n", at(0), None)])
+        assert harness.side_outputs["late"] == []
+        assert harness.timers() == []
+
+
 def test_keys_of_several_columns_and_all_types() -> None:
     rows = (
         "s string, b binary, i int, f double, d date, t timestamp, x decimal(5,2), o boolean, v bigint, time timestamp"

@@ -536,6 +536,34 @@ def test_a_failed_epoch_leaves_windows_as_they_were() -> None:
         nothing_left(harness)
 
 
+def drained(harness: Any) -> list[Any]:
+    """The last epoch of a job that is drained."""
+    harness._loop.draining = True
+    return sorted(harness.run_epoch())
+
+
+def test_a_drained_job_fires_all_windows_with_the_rows_of_its_last_epoch() -> None:
+    with counting(TumblingEventTimeWindows.of(10), allowed_lateness=100, late=LATE) as harness:
+        harness.push(row(1), row(11), row(1, "b"))
+        harness.run_epoch()
+        harness.advance_watermark(10)
+        assert sorted(harness.run_epoch()) == [("a", 0, 10, 1), ("b", 0, 10, 1)]
+        harness.push(row(2), row(12), row(55))
+        assert drained(harness) == [("a", 0, 10, 2), ("a", 10, 20, 2), ("a", 50, 60, 1)]
+        assert harness.side_outputs["late"] == []
+        harness._loop.draining = False
+        nothing_left(harness)
+    with counting(EventTimeSessionWindows.with_gap(10)) as harness:
+        harness.push(row(1), row(20))
+        harness.run_epoch()
+        harness.push(row(10))
+        assert drained(harness) == [("a", 1, 30, 3)]
+    with counting(TumblingEventTimeWindows.of(100), trigger=ContinuousEventTimeTrigger.of(40)) as harness:
+        harness.push(row(1))
+        harness.run_epoch()
+        assert drained(harness) == [("a", 0, 100, 1)] * 3
+
+
 class CannotMerge(EventTimeTrigger):
     def can_merge(self) -> bool:
         return False

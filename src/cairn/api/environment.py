@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import random
-import shutil
-import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -22,12 +19,20 @@ from pyspark.sql import functions as F
 from cairn import config as configuration
 from cairn.api.backends import BackendChoice
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
+from cairn.api.claims import release_claims
+from cairn.api.datasource import register
+from cairn.api.directories import driver_directory, sweep_leftovers
 from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.job import JobHandle
+from cairn.api.migration import SparkMover
+from cairn.api.planning import JobShape, RestorePlan, make_plan
+from cairn.api.probing import probe
 from cairn.api.progress import EpochProgress
-from cairn.api.recovery import Recovered, recover
-from cairn.api.restore import COMPACT_INTERVAL
+from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import BaseSink, TableSink
+from cairn.api.snapshots import find
+from cairn.api.sources import COMPACT_INTERVAL, TICKS
 from cairn.api.spark import (
     Reader,
     SparkCluster,
@@ -38,18 +43,21 @@ from cairn.api.spark import (
     query_settings,
     refuse_native_state,
     sink_reader,
+    source_names,
     tagged_union,
 )
+from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.api.stream import DataStream
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
-from cairn.coordinator.checkpoints import CheckpointCoordinator, JobFacts
+from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
+from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
 from cairn.coordinator.statistics import Insight
-from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError
+from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model import keygroups
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.descriptors import Time
@@ -58,8 +66,8 @@ from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore, held
-from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import FileSystem, LocalFileSystem, as_url, local_root
+from cairn.storage.manifests import load_identity
 from cairn.storage.probe import check_promises
 from cairn.storage.retry import RetryingFileSystem
 
@@ -71,6 +79,9 @@ COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 class StreamExecutionEnvironment:
     """A job in the making. Get one with `get_execution_environment`, execute it once."""
 
+    plan_hooks: ClassVar[list[Callable[[RestorePlan], None]]] = []
+    """Of `cairn plan`: the last one is given the plan of a start, and ends the script before anything is started."""
+
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self.spark = spark
         self._settings = settings
@@ -81,6 +92,7 @@ class StreamExecutionEnvironment:
         self._trigger: dict[str, Any] = {}
         self._executed = False
         self._collector: Any = None
+        self._stored_groups = 0
 
     @staticmethod
     def get_execution_environment(
@@ -98,6 +110,7 @@ class StreamExecutionEnvironment:
             spark = local_session(settings.spark)
         if not hasattr(spark, "_jsparkSession"):
             raise InvalidInputError("cairn needs a classic Spark session; Spark Connect has no way to reach the tasks")
+        register(spark)
         return StreamExecutionEnvironment(spark, settings)
 
     def set_parallelism(self, parallelism: int) -> StreamExecutionEnvironment:
@@ -155,7 +168,7 @@ class StreamExecutionEnvironment:
         return self
 
     def set_default_savepoint_directory(self, path: str) -> StreamExecutionEnvironment:
-        """Where savepoints go when the one who asks for them names no directory. There are no savepoints yet."""
+        """Where savepoints go when the one who asks for them names no directory."""
         options = {"execution.checkpointing.savepoint-dir": path}
         self._settings = configuration.with_options(self._settings, options)
         return self
@@ -193,7 +206,7 @@ class StreamExecutionEnvironment:
         parallelism, groups = self._parallelism()
         settings = self._settings
         if settings.checkpoints.storage == "jobmanager":
-            settings = replace(settings, directory=_driver_directory())
+            settings = replace(settings, directory=driver_directory())
         elif not settings.directory:
             settings = replace(settings, directory=DEFAULT_DIRECTORY)
             _log.warning(
@@ -204,10 +217,17 @@ class StreamExecutionEnvironment:
         files = LocalFileSystem(os.path.join(local_root(settings.directory), job_id))
         settings = replace(settings, parallelism=parallelism)
         policy = RestartPolicy(settings.restart, settings.checkpoints)
-        handle = JobHandle(job_name, job_id, files.root, policy, settings.checkpoints.retention)
+        handle = JobHandle(
+            job_name, job_id, files.root, policy, settings.checkpoints.retention,
+            settings.checkpoints.savepoint_dir, self._timers,
+        )  # fmt: skip
+        if self.plan_hooks:
+            self.plan_hooks[-1](self._plan(files, settings))
         recovered = self._recover(handle, files, settings, groups)
         self._executed = True
-        _sweep(files)
+        sweep_leftovers(files)
+        newest = recovered.manifest.epoch if recovered.manifest is not None else -1
+        tell_of_unfinished_stops(files, job_id, newest)
         again = replace(settings, restore_path="")
 
         def restart(thorough: bool) -> None:
@@ -228,9 +248,36 @@ class StreamExecutionEnvironment:
             return recover(
                 files, handle.job_id, handle.name, settings, settings.parallelism, groups,
                 [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
-                prepare=prepare, thorough=thorough,
-                compact_interval=int(self.spark.conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL),
+                prepare=prepare, thorough=thorough, compact_interval=self._compact_interval(),
+                restorer=Restorer(self._shape, SparkMover(self.spark)),
             )  # fmt: skip
+
+    def _compact_interval(self) -> int:
+        return int(self.spark.conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL)
+
+    def _shape(self) -> JobShape:
+        """What the job looks like to a restore. Runs `open()` of its functions once, in a Spark task."""
+        return JobShape(
+            operators={
+                spec.uid: ", ".join(f"{name} {ddl}" for name, ddl in spec.key_types) for spec in self._operators
+            },
+            declared=probe(self.spark, self._operators, self._settings.parameters),
+            parallelism=self._parallelism()[0],
+            max_parallelism=self._settings.max_parallelism,
+            sources=self._source_names(self._final_frame()[0]),
+        )
+
+    def _plan(self, files: LocalFileSystem, settings: Settings) -> RestorePlan:
+        """What a start from the snapshot that the settings name would do."""
+        if not settings.restore_path:
+            raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
+        snapshot = find(settings.restore_path)
+        identity = load_identity(files)
+        own = identity is not None and bool(snapshot.incarnation) and identity.incarnation == snapshot.incarnation
+        return make_plan(snapshot, self._shape(), settings, own)
+
+    def _source_names(self, frame: DataFrame) -> list[str]:
+        return source_names(frame) + ([TICKS] if self._timers else [])
 
     def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:
         spark = self.spark
@@ -241,7 +288,7 @@ class StreamExecutionEnvironment:
         steady = RetryingFileSystem(files)
         compactor = Compactor(compaction_job(spark, files.root, run), settings.compaction_chain, settings.parallelism)
         plans = [OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators]
-        coordinator = self._coordinator(handle, steady, recovered, settings, plans)
+        coordinator = self._coordinator(handle, files, steady, recovered, settings, plans)
         loop = EpochLoop(
             files=steady,
             identity=recovered.identity,
@@ -255,14 +302,16 @@ class StreamExecutionEnvironment:
             compactor=compactor,
             listener=handle._on_epoch,
             checkpoints=coordinator,
+            source_names=self._source_names(frame),
         )
         with query_settings(spark):
             frame = self._with_ticks(frame)
             writer = frame.writeStream.foreachBatch(handle._guarded(loop.run_epoch))
             writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
             query = writer.start()
-        control = Control(steady, coordinator)
-        handle._attach(recovered, query, compactor, coordinator, CheckpointThread(coordinator, control.serve))
+        control = Control(steady, coordinator, handle._actions())
+        thread = CheckpointThread(coordinator, control.serve)
+        handle._attach(recovered, query, compactor, coordinator, thread, control, loop)
 
     def _final_frame(self) -> tuple[DataFrame, dict[str, Reader]]:
         """The frame of the whole job, and how each sink takes its rows out of it. Every function runs once in it."""
@@ -291,12 +340,13 @@ class StreamExecutionEnvironment:
     def _coordinator(
         self,
         handle: JobHandle,
-        files: FileSystem,
+        files: LocalFileSystem,
+        steady: FileSystem,
         recovered: Recovered,
         settings: Settings,
         plans: Sequence[OperatorPlan],
     ) -> CheckpointCoordinator:
-        store = CheckpointStore(files)
+        store = CheckpointStore(steady)
         for number in store.remove_unfinished():
             _log.info("removed what an interrupted checkpoint %d had left", number)
 
@@ -311,16 +361,20 @@ class StreamExecutionEnvironment:
                 )
             )
 
+        facts = JobFacts(handle.job_id, handle.name, recovered.run.run)
         snapshots = SparkSnapshots(self.spark, files.root, recovered.run.run)
         progress = EpochProgress(self.spark, self._acks(), recovered.run.run)
         coordinator = CheckpointCoordinator(
             settings.checkpoints,
             store,
-            JobFacts(handle.job_id, handle.name, recovered.run.run),
+            facts,
             snapshots,
             recovered.manifest,
             intolerable,
             chance=random.Random(),
+            savepoints=SparkSavepoints(
+                self.spark, files, facts, self._compact_interval(), busy=lambda: handle._gate.busy
+            ),
             failover=handle.restarts > 0,
             insight=Insight(
                 [(plan.uid, plan.name, plan.parallelism) for plan in plans],
@@ -329,6 +383,12 @@ class StreamExecutionEnvironment:
                 progress.alignment,
             ),
         )
+        retained = settings.checkpoints.num_retained
+
+        def completed(number: int) -> None:
+            release_claims(files, retained)
+
+        coordinator.listeners.completed.append(completed)
         for _, sink in self._sinks:
             if isinstance(sink, CheckpointListener):
                 coordinator.listeners.completed.append(sink.notify_checkpoint_complete)
@@ -362,7 +422,9 @@ class StreamExecutionEnvironment:
     def _parallelism(self) -> tuple[int, int]:
         settings = self._settings
         parallelism = settings.parallelism or self.spark.sparkContext.defaultParallelism
-        groups = settings.max_parallelism or keygroups.default_max_parallelism(parallelism)
+        if settings.restore_path and not settings.max_parallelism and not self._stored_groups:
+            self._stored_groups = find(settings.restore_path).max_parallelism  # as in Flink, unless it is set
+        groups = settings.max_parallelism or self._stored_groups or keygroups.default_max_parallelism(parallelism)
         keygroups.validate(parallelism, groups)
         return parallelism, groups
 
@@ -402,26 +464,3 @@ class StreamExecutionEnvironment:
         if self._collector is None:
             self._collector = collector(self.spark.sparkContext)
         return self._collector
-
-
-def _driver_directory() -> str:
-    """A directory that lives as long as the driver, for `JobManagerCheckpointStorage`."""
-    made = tempfile.mkdtemp(prefix="cairn-jobmanager-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    _log.warning(
-        "state and checkpoints are held by the driver (JobManagerCheckpointStorage): when it ends they are gone, and "
-        "the job starts anew; set execution.checkpointing.dir to keep them"
-    )
-    return made
-
-
-def _sweep(files: LocalFileSystem) -> None:
-    """Remove what crashed runs left behind. A job never fails for this: what cannot be deleted now can be later."""
-    try:
-        swept = sweep(files)
-    except (CairnError, OSError) as error:
-        _log.warning("cannot look for files that no epoch needs: %s", error)
-        return
-    if swept:
-        size = sum(info.size for info in swept)
-        _log.info("removed %d files (%d bytes) that no epoch names", len(swept), size)

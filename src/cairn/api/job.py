@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
-import re
-import signal
 import threading
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
+from cairn.api.failures import first_lines, other_sources
+from cairn.api.gate import EpochGate
+from cairn.api.interrupts import interrupts
 from cairn.api.recovery import Recovered
+from cairn.api.savepoints import target_directory
+from cairn.api.stopping import stop
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
-from cairn.coordinator.control import CheckpointThread
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.control import Action, CheckpointThread, Control
+from cairn.coordinator.epochs import EpochLoop, EpochReport
+from cairn.coordinator.pending import SavepointOrder
 from cairn.coordinator.restart import RestartPolicy, worth_restarting
 from cairn.errors import (
     CairnError,
@@ -27,11 +32,11 @@ from cairn.errors import (
     CorruptFileError,
     EpochFailedError,
     FencedError,
-    IncompatibleStateError,
     StorageError,
     from_traceback,
 )
 from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
@@ -53,7 +58,16 @@ class JobStatus(Enum):
 class JobHandle:
     """A running or ended job, as `env.execute_async` returns it."""
 
-    def __init__(self, name: str, job_id: str, directory: str, policy: RestartPolicy, retention: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        job_id: str,
+        directory: str,
+        policy: RestartPolicy,
+        retention: str,
+        savepoint_dir: str = "",
+        timers: bool = False,
+    ) -> None:
         self.name = name
         self.job_id = job_id
         self.directory = directory
@@ -62,22 +76,28 @@ class JobHandle:
         self.restarts = 0
         self._policy = policy
         self._retention = retention
+        self._savepoint_dir = savepoint_dir
+        self._timers = timers
         self._restart: Callable[[bool], None] | None = None
         """Starts another run; the argument says whether all stored bytes are to be checked first."""
         self._query: Any = None
         self._compactor: Compactor | None = None
         self._coordinator: CheckpointCoordinator | None = None
         self._checkpoint_thread: CheckpointThread | None = None
+        self._control: Control | None = None
+        self._loop: EpochLoop | None = None
         self._reports: deque[EpochReport] = deque(maxlen=1000)
         self._listeners: list[Callable[[EpochReport], None]] = []
         self._error: BaseException | None = None
         self._fatal: CairnError | None = None
         self._canceled = False
+        self._stopped = False
+        """Stopped with a savepoint: the job has come to a good end."""
         self._generation = 0
         self._interrupted_wait = threading.Event()
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._busy = threading.Lock()
+        self._gate = EpochGate()
 
     def status(self) -> JobStatus:
         """RUNNING, RESTARTING, or how it ended."""
@@ -95,10 +115,77 @@ class JobHandle:
         Raises `CheckpointFailedError` if it fails, `TimeoutError` if it takes longer than `timeout` seconds (it goes
         on then).
         """
+        return self._running("checkpoint").request(full).wait(timeout)
+
+    def trigger_savepoint(
+        self,
+        dir: str | None = None,  # noqa: A002 - the word of the command line
+        timeout: float | None = 3600.0,
+        request_id: str | None = None,
+    ) -> CheckpointInfo:
+        """Write a savepoint while the job runs, and wait for it; `path` of what is returned says where it is.
+
+        It gets a folder of its own in `dir`, or in `execution.checkpointing.savepoint-dir`. Asking again with the same
+        `request_id`, also after a crash, gives the same savepoint. Raises `CheckpointFailedError` if it fails, and
+        `TimeoutError` if it takes longer than `timeout` seconds (it goes on then); the job goes on in any case.
+        """
+        return self._running("savepoint").savepoint(self._order(dir, request_id)).wait(timeout)
+
+    def stop_with_savepoint(
+        self,
+        dir: str | None = None,  # noqa: A002 - the word of the command line
+        drain: bool = False,
+        timeout: float = 3600.0,
+        request_id: str | None = None,
+    ) -> CheckpointInfo:
+        """Stop the job with a savepoint: no epoch lies after it, and the job is FINISHED.
+
+        With `drain` one more epoch runs at the end of event time, so that every event-time timer fires; the job is not
+        meant to be resumed then. If the savepoint fails the job goes on, and the error is raised.
+        """
+        coordinator, loop = self._running("stop"), self._loop
+        if loop is None:
+            raise CheckpointFailedError(f"job '{self.name}' is not running")
+        files = LocalFileSystem(self.directory)
+        order = self._order(dir, request_id, drain)
+        return stop(files, self._gate, coordinator, loop, order, self.run, self._timers, self._finish, timeout)
+
+    def _order(self, directory: str | None, request_id: str | None, drain: bool = False) -> SavepointOrder:
+        request = layout.checked(request_id, "request id") if request_id is not None else uuid.uuid4().hex
+        return SavepointOrder(target_directory(directory, self._savepoint_dir), request, drained=drain)
+
+    def _running(self, what: str) -> CheckpointCoordinator:
         coordinator = self._coordinator
         if coordinator is None or self._over.is_set():
-            raise CheckpointFailedError(f"job '{self.name}' is not running, so there is nothing to checkpoint")
-        return coordinator.request(full).wait(timeout)
+            raise CheckpointFailedError(f"job '{self.name}' is not running, so there is nothing to {what}")
+        return coordinator
+
+    def _finish(self) -> None:
+        """End a job whose stream is held: what it was asked for is done."""
+        self._stopped = True
+        self._end_query(grace=30.0)
+
+    def _actions(self) -> Mapping[str, Action]:
+        """What may be asked for through files in the job's directory."""
+
+        def directory(asked: Mapping[str, Any]) -> str | None:
+            named = asked.get("dir")
+            if named is not None and not isinstance(named, str):
+                raise ValueError(f"dir is a path, not {named!r}")
+            return named
+
+        def savepoint(asked: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
+            order = self._order(directory(asked), asked["id"])
+            return self._running("savepoint").savepoint(order).wait
+
+        def stop_job(asked: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
+            drain, named, request = asked.get("drain", False), directory(asked), asked["id"]
+            if drain not in (True, False):
+                raise ValueError(f"drain is true or false, not {drain!r}")
+            self._order(named, request)  # an error about the directory is told at once
+            return lambda: self.stop_with_savepoint(named, drain, request_id=request)
+
+        return {"savepoint": savepoint, "stop": stop_job}
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The checkpoints of the job, newest first: in progress, completed and failed, also of earlier runs."""
@@ -121,7 +208,7 @@ class JobHandle:
 
         Ctrl-C while waiting cancels the job: the running epoch is finished first. A second one gives it up.
         """
-        with _interrupts() as interrupted:
+        with interrupts() as interrupted:
             try:
                 return self._await(timeout, interrupted)
             except KeyboardInterrupt:
@@ -150,20 +237,23 @@ class JobHandle:
         """
         if self._query is not None and not self._over.is_set():
             self._canceled = True
-            self._interrupted_wait.set()
-            idle = self._busy.acquire(timeout=grace)
-            try:
-                if self._query.isActive:
-                    self._query.stop()
-            except Exception as error:  # noqa: BLE001 - an epoch that was given up ends the query with an error
-                _log.debug("while stopping job %s: %s", self.name, error)
-            finally:
-                if idle:
-                    self._busy.release()
-            self._over.wait(grace)
+            self._end_query(grace)
         self._settle()
 
+    def _end_query(self, grace: float) -> None:
+        """Let no further epoch begin, give the running one some time, and stop the query."""
+        self._interrupted_wait.set()
+        self._gate.end(grace)
+        try:
+            if self._query.isActive:
+                self._query.stop()
+        except Exception as error:  # noqa: BLE001 - an epoch that was given up ends the query with an error
+            _log.debug("while stopping job %s: %s", self.name, error)
+        self._over.wait(grace)
+
     def _settle(self) -> None:
+        if self._control is not None and self._over.is_set():
+            self._control.finish(10)
         if self._compactor is not None:
             self._compactor.wait(30)
 
@@ -173,7 +263,7 @@ class JobHandle:
 
     def _failure(self) -> CairnError | None:
         """Why the last run failed."""
-        if self._query is None or self._canceled:
+        if self._query is None or self._canceled or self._stopped:
             return None
         if self._fatal is not None:
             return self._fatal
@@ -187,9 +277,9 @@ class JobHandle:
         if isinstance(own, CairnError):
             return own
         text = f"{own}\n{spark_error}"
-        carried = from_traceback(text) or self._overtaken() or _other_sources(text)
+        carried = from_traceback(text) or self._overtaken() or other_sources(text)
         if carried is None:
-            carried = EpochFailedError(f"job '{self.name}' failed: {_first_lines(str(own or spark_error))}")
+            carried = EpochFailedError(f"job '{self.name}' failed: {first_lines(str(own or spark_error))}")
         carried.__cause__ = own if own is not None else spark_error
         return carried
 
@@ -217,7 +307,7 @@ class JobHandle:
                 with suppress(StreamingQueryException):  # told by `_failure`, in our words
                     query.awaitTermination(0.2)
         except Exception as error:  # noqa: BLE001 - the JVM is gone, and the query with it
-            if not self._canceled:
+            if not self._gate.ended:
                 self._error = self._error or error
 
     def _start_again(self, failure: CairnError) -> bool:
@@ -238,7 +328,7 @@ class JobHandle:
                 self._error = self._fatal = None
                 self.restarts += 1
                 self._restart(isinstance(failure, CorruptFileError))
-                if self._canceled:  # while it was being started
+                if self._gate.ended:  # while it was being started
                     self._query.stop()
                 return True
             except CorruptFileError as error:  # it would find the same again
@@ -290,7 +380,7 @@ class JobHandle:
 
     def _attach(
         self, recovered: Recovered, query: Any, compactor: Compactor, coordinator: CheckpointCoordinator,
-        thread: CheckpointThread,
+        thread: CheckpointThread, control: Control, loop: EpochLoop,
     ) -> None:  # fmt: skip
         """A run of the job has been started."""
         first = self._query is None
@@ -299,6 +389,8 @@ class JobHandle:
         self._compactor = compactor
         self._coordinator = coordinator
         self._checkpoint_thread = thread
+        self._control = control
+        self._loop = loop
         self._query = query
         if first:
             threading.Thread(target=self._supervise, name=f"cairn-supervisor-{self.job_id}", daemon=True).start()
@@ -318,21 +410,20 @@ class JobHandle:
         mine = self._generation
 
         def call(frame: Any, batch: int) -> None:
-            while self._canceled or not self._busy.acquire(timeout=0.05):  # `cancel` holds the lock while it stops
-                if self._canceled:
-                    self._refuse(batch)
+            if not self._gate.enter():
+                self._refuse(batch)
             try:
                 run_epoch(frame, batch)
             except BaseException as error:
                 self._keep(error, mine)
                 raise
             finally:
-                self._busy.release()
+                self._gate.leave()
 
         return call
 
     def _keep(self, error: BaseException, generation: int) -> None:
-        if generation == self._generation and not self._canceled:
+        if generation == self._generation and not self._gate.ended:
             self._error = error
 
     def _refuse(self, batch: int) -> None:
@@ -345,48 +436,9 @@ class JobHandle:
         while self._query is not None and self._query.isActive and time.monotonic() < deadline:
             time.sleep(0.01)
         raise EpochFailedError(
-            f"job '{self.name}' is being canceled; batch {batch} is left to the next run\n"
+            f"job '{self.name}' is being stopped; batch {batch} is left to the next run\n"
             "py4j.protocol.Py4JJavaError: An error occurred while calling stop.\n: java.lang.InterruptedException"
         )
 
     def __repr__(self) -> str:
         return f"<job {self.job_id!r} run {self.run}: {self.status().value}>"
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Says whether Ctrl-C was pressed; a second one raises at once.
-
-    PySpark's own handler would cancel the Spark jobs of the running epoch, and an exception in the middle of a call to
-    the JVM would break the connection.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    pressed = threading.Event()
-
-    def note(number: int, frame: Any) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _other_sources(text: str) -> IncompatibleStateError | None:
-    found = re.search(r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\]", text)
-    if found is None:
-        return None
-    return IncompatibleStateError(
-        f"the job was started with {found.group(1)} source(s) and now has {found.group(2)}; their positions are kept "
-        "by number, so it cannot go on. Read as many sources as before: a stream that feeds two branches counts twice, "
-        "and the first operator with on_timer adds one. The stored state is intact.",
-    )
-
-
-def _first_lines(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[:8])

@@ -11,10 +11,15 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cairn.api.restore import COMPACT_INTERVAL, Source, damage, find, newest_intact, restore
+from cairn.api.claims import check_claim, claim
+from cairn.api.migration import Mover, Target
+from cairn.api.planning import JobShape, RestorePlan, make_plan
+from cairn.api.restore import damage, newest_intact, next_epoch, refuse_lost_files, restore, snapshot_damage
+from cairn.api.snapshots import Snapshot, find, of_checkpoint
+from cairn.api.sources import COMPACT_INTERVAL
 from cairn.config import Settings
-from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
-from cairn.model.manifest import Manifest
+from cairn.errors import CorruptFileError, IncompatibleStateError, InternalError, InvalidInputError
+from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import (
@@ -28,6 +33,14 @@ from cairn.storage.manifests import (
 )
 
 _log = logging.getLogger("cairn.job")
+
+
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """What a restore needs of the job: what it looks like, which may mean to ask its functions, and who moves state."""
+
+    shape: Callable[[], JobShape]
+    mover: Mover
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +64,21 @@ def recover(
     prepare: Callable[[], None] = lambda: None,
     thorough: bool = False,
     compact_interval: int = COMPACT_INTERVAL,
+    restorer: Restorer | None = None,
 ) -> Recovered:
     """Take the job over and find what it goes on from. `prepare` is called when nothing else can go wrong.
 
-    That is the checkpoint that the settings name; else the newest committed epoch; else, if files of that are damaged,
+    That is the snapshot that the settings name; else the newest committed epoch; else, if files of that are damaged,
     the newest intact checkpoint. `thorough` reads every byte of the state to know; a restart after a failure does.
     """
-    source = find(settings.restore_path) if settings.restore_path else None
+    snapshot = find(settings.restore_path) if settings.restore_path else None
     identity = load_identity(files)
-    if source is not None:
-        _check_source(files, identity, source, settings, max_parallelism, uids)
+    plan: RestorePlan | None = None
+    if snapshot is not None:
+        if restorer is None:
+            raise InternalError("a restore needs to know the job")
+        plan = make_plan(snapshot, restorer.shape(), settings, own=_is_own(snapshot, identity))
+        _check_snapshot(files, identity, snapshot, plan, settings)
     elif identity is not None and identity.restoring and not ManifestStore(files).epochs():
         raise InvalidInputError(
             f"job '{name}' was to start from {identity.restoring} and never did. Start it again from there, or remove "
@@ -89,15 +107,25 @@ def recover(
             stored=identity.max_parallelism,
         )
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
-    if source is None:
-        source = _fallback(files, identity, uids, settings, thorough)
-        if source is not None:
-            _check_unclaimed(source.checkpoint.manifest, uids, settings)
+    if snapshot is None:
+        snapshot = _fallback(files, identity, uids, settings, thorough)
+        if snapshot is not None and snapshot.checkpoint is not None:
+            _check_unclaimed(snapshot.checkpoint.manifest, uids, settings)
     prepare()
+    epoch = next_epoch(snapshot, files) if snapshot is not None else -1
+    moved: dict[str, list[StateHandle]] = {}
+    if plan is not None and restorer is not None:
+        target = Target(files.root, epoch, Runs(files).newest() + 1, max(now_ms, plan.snapshot.time_ms))
+        moved = _moved(plan, restorer.mover, target)
     run = Runs(files).take(parallelism, now_ms)
     manifest: Manifest | None
-    if source is not None:
-        manifest = restore(source, files, run, identity.incarnation, identity.job_id, compact_interval)
+    if snapshot is not None:
+        epoch = next_epoch(snapshot, files)  # the run before may have committed another one meanwhile
+        if plan is not None and settings.claim_mode == "CLAIM":
+            claim(snapshot, identity, files, epoch)
+        manifest = restore(
+            snapshot, files, run, identity.incarnation, identity.job_id, compact_interval, plan, moved, epoch
+        )
     else:
         manifest = _newest(files, run.run)
     _check(files, identity, manifest, uids, settings)
@@ -108,50 +136,49 @@ def recover(
     return Recovered(identity, run, manifest)
 
 
-def _check_source(
-    files: LocalFileSystem,
-    identity: JobIdentity | None,
-    source: Source,
-    settings: Settings,
-    max_parallelism: int,
-    uids: Sequence[str],
+def _is_own(snapshot: Snapshot, identity: JobIdentity | None) -> bool:
+    return identity is not None and bool(snapshot.incarnation) and snapshot.incarnation == identity.incarnation
+
+
+def _moved(plan: RestorePlan, mover: Mover, target: Target) -> dict[str, list[StateHandle]]:
+    """What cannot be taken as it is, written anew: all state of a savepoint, changed state of a checkpoint.
+
+    It happens before the job is taken over: a run that still works goes on meanwhile, and nobody names the new files.
+    """
+    wanted = [op for op in plan.operators if plan.snapshot.savepoint is not None or op.rewrite]
+    return {operator.uid: mover.move(plan, operator, target) for operator in wanted}
+
+
+def _check_snapshot(
+    files: LocalFileSystem, identity: JobIdentity | None, snapshot: Snapshot, plan: RestorePlan, settings: Settings
 ) -> None:
     """Refuse a restore that cannot work before anything is created."""
-    manifest = source.checkpoint.manifest
-    if manifest.max_parallelism != max_parallelism:
-        raise IncompatibleStateError(
-            f"Max parallelism mismatch: the checkpoint has {manifest.max_parallelism} key groups, this job asks for "
-            f"{max_parallelism}. Call set_max_parallelism({manifest.max_parallelism}).",
-            stored=manifest.max_parallelism,
-        )
-    _check_unclaimed(manifest, uids, settings)
-    wrong = damage(source.files, manifest, thorough=True, checkpoint=source.checkpoint)
-    if wrong:
-        raise CorruptFileError(
-            f"checkpoint {source.checkpoint.info.path} cannot be restored: {wrong}. Nothing was changed; choose "
-            "another one.",
-            path=source.checkpoint.info.path,
-        )
-    if source.files.root == files.root:
-        return
-    if identity is not None and (ManifestStore(files).epochs() or spark_batches(files.root, "commits")):
+    plan.check()
+    check_claim(snapshot, settings.claim_mode, identity, files)
+    in_place = snapshot.checkpoint is not None and snapshot.files.root == files.root
+    used = identity is not None and bool(ManifestStore(files).epochs() or spark_batches(files.root, "commits"))
+    same = identity is not None and snapshot.savepoint is not None and snapshot.job_id == identity.job_id
+    if used and not in_place and not same:
         raise InvalidInputError(
             f"{files.root} holds a job already, and {settings.restore_path} belongs to another one: restore it under a "
             "job name (or pipeline.job-id) that was not used before",
             path=files.root,
         )
-    if settings.claim_mode == "CLAIM":
-        raise InvalidInputError(
-            f"{settings.restore_path} cannot be claimed: its files belong to the job in {source.files.root}, too. "
-            "Leave execution.state-recovery.claim-mode at NO_CLAIM: the new job takes copies and never touches the "
-            "original.",
-            path=settings.restore_path,
+    if used and (in_place or _is_own(snapshot, identity)):
+        refuse_lost_files(snapshot, files)
+    wrong = snapshot_damage(snapshot)
+    if wrong:
+        raise CorruptFileError(
+            f"{snapshot.what} {snapshot.path} cannot be restored: {wrong}. Nothing was changed; choose another one.",
+            path=snapshot.path,
         )
+    for note in plan.notes:
+        _log.warning("restoring from %s: %s", snapshot.path, note)
 
 
 def _fallback(
     files: LocalFileSystem, identity: JobIdentity, uids: Sequence[str], settings: Settings, thorough: bool
-) -> Source | None:
+) -> Snapshot | None:
     """None if the newest committed epoch can be used; else the newest intact checkpoint, or the error."""
     try:
         manifest = _newest(files)
@@ -174,7 +201,7 @@ def _fallback(
             "go back to it, and what the sources hold since then is processed again.",
             error.message, checkpoint.id, checkpoint.manifest.epoch,
         )  # fmt: skip
-        return Source(files, checkpoint)
+        return of_checkpoint(files, checkpoint)
 
 
 def _check(

@@ -1,58 +1,48 @@
-"""Going back to a checkpoint: in place, or as the beginning of another job (docs/design/0002-checkpoints.md).
+"""Going back to a snapshot: in place, or as the beginning of another job (docs/design/0002 and 0003).
 
-A restore never changes what was there. It builds a new folder with Spark's logs beside the old one, and adds an epoch
-that stands for the checkpoint, above every epoch that ever was, and names that folder. Adding it is the commit.
+A restore never changes what was there. It writes what state it needs under new names, builds a new folder with Spark's
+logs beside the old one, and adds an epoch that stands for the snapshot, above every epoch that ever was, and names that
+folder. Adding it is the commit: whatever happens before leaves files that nobody names.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
-import shutil
 import uuid
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
-from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
+from cairn.api.planning import RestorePlan
+from cairn.api.snapshots import Snapshot
+from cairn.api.sources import (
+    COMPACT_INTERVAL,
+    build_spark_folder,
+    lost_files,
+    match_sources,
+    positions_of,
+    rearranged,
+)
+from cairn.errors import CorruptFileError, InternalError, NotFoundError
 from cairn.model.checkpoint import Checkpoint
-from cairn.model.manifest import NO_WATERMARK, Manifest, StateHandle
+from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.state.files import StateFiles
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.filesystem import FileSystem, LocalFileSystem, local_root, sync
+from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifests import ManifestStore, RunRecord
+from cairn.storage.savepoints import verify
 
 _log = logging.getLogger("cairn.checkpoint")
-COMPACT_INTERVAL = 10
-"""Spark's default of spark.sql.streaming.fileSource.log.compactInterval."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A checkpoint and the job's directory that it lies in."""
-
-    files: LocalFileSystem
-    checkpoint: Checkpoint
-
-
-def find(path: str) -> Source:
-    """The checkpoint that a path names: its `chk-<n>` folder, or the `_metadata` in it."""
-    folder = local_root(path)
-    if os.path.basename(folder) == layout.METADATA:
-        folder = os.path.dirname(folder)
-    number = layout.checkpoint_number(os.path.basename(folder))
-    if number is None:
-        raise InvalidInputError(f"{path!r} is no checkpoint: name the folder chk-<n> of a job", path=path)
-    files = LocalFileSystem(os.path.dirname(folder))
-    store = CheckpointStore(files)
-    if number not in store.numbers():
-        there = ", ".join(f"chk-{known}" for known in store.numbers()) or "none"
-        raise NotFoundError(f"there is no completed checkpoint {folder}; completed there: {there}", path=path)
-    return Source(files, store.load(number))
+def snapshot_damage(snapshot: Snapshot) -> str:
+    """What is missing or damaged of a snapshot, every byte of it read; empty if nothing is."""
+    if snapshot.checkpoint is not None:
+        return damage(snapshot.files, snapshot.checkpoint.manifest, thorough=True, checkpoint=snapshot.checkpoint)
+    wrong = [problem.why for problem in verify(snapshot.path) if "not part of the savepoint" not in problem.why]
+    return "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
 
 
 def damage(files: FileSystem, manifest: Manifest, thorough: bool = False, checkpoint: Checkpoint | None = None) -> str:
@@ -114,52 +104,154 @@ def _abandoned(files: LocalFileSystem) -> list[tuple[int, int]]:
     return []
 
 
+def next_epoch(snapshot: Snapshot, files: LocalFileSystem) -> int:
+    """The epoch of a restore: above every one of this directory, and above those that files and list segments carry."""
+    used = [snapshot.epoch, *ManifestStore(files).epochs(), *_numbers(files, "offsets"), *_numbers(files, "commits")]
+    return 1 + max(used)
+
+
+def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:
+    """Going back in place reads again what was read since; refuse it if some of that is known to be gone."""
+    if not snapshot.offsets:
+        return
+    newest = next(iter(reversed(ManifestStore(files).epochs())), None)
+    if newest is None:
+        return
+    try:
+        manifest = ManifestStore(files).load(newest)
+    except CorruptFileError:
+        return
+    stored, offsets = snapshot.source_names, snapshot.offsets
+    if stored and manifest.source_names:  # the sources may have other numbers now
+        plan = match_sources(stored, len(positions_of(offsets)), manifest.source_names)
+        offsets = rearranged(offsets, plan, snapshot.time_ms)
+    lost = lost_files(os.path.join(files.root, manifest.spark, layout.SOURCES), offsets)
+    if lost:
+        shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        raise CorruptFileError(
+            f"the job cannot go back to {snapshot.path}: its file source has read {len(lost)} file(s) since, which are "
+            f"not there any more: {shown}. Their rows would be missing without a word. Bring them back, or start from "
+            "a newer snapshot; nothing was changed.",
+            files=lost,
+        )
+
+
 def restore(
-    source: Source,
+    snapshot: Snapshot,
     files: LocalFileSystem,
     run: RunRecord,
     incarnation: str,
     job_id: str,
     compact_interval: int = COMPACT_INTERVAL,
+    plan: RestorePlan | None = None,
+    moved: Mapping[str, list[StateHandle]] | None = None,
+    epoch: int | None = None,
 ) -> Manifest:
-    """Make a checkpoint, which was found intact, the newest epoch of a job's directory; returns its manifest."""
-    checkpoint = source.checkpoint
-    old = checkpoint.manifest
-    # Above every epoch of this directory, and above those that the handles and list segments carry.
-    used = [old.epoch, *ManifestStore(files).epochs(), *_numbers(files, "offsets"), *_numbers(files, "commits")]
-    epoch = 1 + max(used)
-    same_job = source.files.root == files.root
-    operators = [
-        msgspec.structs.replace(
-            operator,
-            chain=[_carried(source, files, run, operator.uid, handle, same_job) for handle in operator.chain],
-            base=operator.base if same_job else -1,
-        )
-        for operator in old.operators
-    ]
-    manifest = msgspec.structs.replace(
-        old,
+    """Make a snapshot, which was found intact, the newest epoch of a job's directory; returns its manifest.
+
+    Without a plan everything is taken as it is. `moved` has what was written anew, by uid.
+    """
+    epoch = next_epoch(snapshot, files) if epoch is None else epoch
+    checkpoint = snapshot.checkpoint
+    same_job = checkpoint is not None and snapshot.files.root == files.root
+    in_place = same_job or bool(ManifestStore(files).epochs())
+    manifest = Manifest(
         job_id=job_id,
         incarnation=incarnation,
         epoch=epoch,
         commit_id=uuid.uuid4().hex[:16],
         run=run.run,
-        parent=old.epoch if same_job else -1,
-        operators=operators,
+        parent=snapshot.epoch if same_job else -1,
+        max_parallelism=snapshot.max_parallelism,
+        offsets=snapshot.offsets if plan is None else rearranged(snapshot.offsets, plan.sources, snapshot.time_ms),
+        watermark=snapshot.watermark,
+        time_ms=snapshot.time_ms,
+        operators=_operators(snapshot, files, run, plan, moved or {}, epoch, same_job),
         sinks=[],
-        inlined={},
-        lineage={**old.lineage, old.epoch: old.commit_id} if same_job else {},
-        restored=checkpoint.id,
+        lineage=_lineage(checkpoint) if same_job and checkpoint is not None else {},
+        restored=max(1, snapshot.number),
         spark=layout.restored_spark(epoch),
-        abandoned=[*_abandoned(files), (old.epoch, epoch)] if same_job else [],
+        source_names=list(snapshot.source_names) if plan is None else [m.name for m in plan.sources.matches],
+        abandoned=[*_abandoned(files), (snapshot.epoch if same_job or _own(snapshot, incarnation) else -1, epoch)]
+        if in_place
+        else [],
     )
-    _build_spark_folder(source, files, manifest, checkpoint.in_flight, compact_interval)
+    in_flight = snapshot.in_flight
+    if in_flight and plan is not None:
+        in_flight = rearranged(in_flight, plan.sources, snapshot.time_ms)
+    build_spark_folder(
+        os.path.join(files.root, manifest.spark), epoch, manifest.offsets, in_flight, manifest.watermark,
+        snapshot.sources, snapshot.in_flight or snapshot.offsets, None if plan is None else plan.sources,
+        compact_interval,
+    )  # fmt: skip
     ManifestStore(files).publish(manifest)
     _log.warning(
-        "Restoring job %s from Checkpoint %d @ %d located at %s, epoch %d, as epoch %d.",
-        job_id, checkpoint.id, checkpoint.info.trigger_ms, checkpoint.info.path, old.epoch, epoch,
+        "Restoring job %s from %s %d located at %s, epoch %d, as epoch %d.",
+        job_id, snapshot.what.capitalize(), snapshot.number, snapshot.path, snapshot.epoch, epoch,
     )  # fmt: skip
     return manifest
+
+
+def _own(snapshot: Snapshot, incarnation: str) -> bool:
+    return bool(snapshot.incarnation) and snapshot.incarnation == incarnation
+
+
+def _lineage(checkpoint: Checkpoint) -> dict[int, str]:
+    return {**checkpoint.manifest.lineage, checkpoint.manifest.epoch: checkpoint.manifest.commit_id}
+
+
+def _operators(
+    snapshot: Snapshot,
+    files: LocalFileSystem,
+    run: RunRecord,
+    plan: RestorePlan | None,
+    moved: Mapping[str, list[StateHandle]],
+    epoch: int,
+    same_job: bool,
+) -> list[OperatorState]:
+    """The operators of the restored epoch: chains that serve as they are, and what was written anew."""
+    made: list[OperatorState] = []
+    if plan is not None:
+        made += [
+            OperatorState(
+                uid=wanted.uid,
+                name=wanted.stored.name,
+                parallelism=plan.parallelism,
+                key_type=wanted.stored.key_type,
+                states=[state.becomes for state in wanted.states],
+                chain=list(moved[wanted.uid]),
+                base=epoch,  # what working stores hold from before is in the old form
+            )
+            for wanted in plan.operators
+            if wanted.uid in moved
+        ]
+    if snapshot.checkpoint is None:
+        return made
+    for operator in snapshot.checkpoint.manifest.operators:
+        target = _target(operator.uid, plan)
+        if target is None or target in moved:
+            continue
+        kept = same_job and target == operator.uid
+        states = operator.states
+        if plan is not None and (planned := plan.operator(target)) is not None:
+            states = [state.becomes for state in planned.states]  # the length of a TTL may have changed
+        made.append(
+            msgspec.structs.replace(
+                operator,
+                uid=target,
+                states=states,
+                chain=[_carried(snapshot, files, run, operator.uid, target, handle, kept) for handle in operator.chain],
+                base=operator.base if kept else epoch,
+            )
+        )
+    return made
+
+
+def _target(uid: str, plan: RestorePlan | None) -> str | None:
+    """What an operator is called in the job; None if the job does not take its state."""
+    if plan is None:
+        return uid
+    return next((operator.uid for operator in plan.operators if operator.stored.uid == uid), None)
 
 
 def _numbers(files: LocalFileSystem, log: str) -> list[int]:
@@ -174,105 +266,19 @@ def _numbers(files: LocalFileSystem, log: str) -> list[int]:
 
 
 def _carried(
-    source: Source, files: LocalFileSystem, run: RunRecord, uid: str, handle: StateHandle, same_job: bool
+    snapshot: Snapshot, files: LocalFileSystem, run: RunRecord, uid: str, target: str, handle: StateHandle, kept: bool
 ) -> StateHandle:
-    """A handle as the restored job names it. Only shared files of the same job are taken as they are."""
-    if same_job and handle.path.startswith(f"{layout.SHARED}/"):
+    """A handle as the restored job names it. Only shared files of the same job and operator are taken as they are."""
+    if kept and handle.path.startswith(f"{layout.SHARED}/"):
         return handle
-    token = f"{uuid.uuid4().hex[:8]}"
-    path = layout.snapshot_path(uid, handle.epoch, run.run, handle.first_group, token)
+    if snapshot.checkpoint is None:
+        raise InternalError(f"{snapshot.path} has no state files")
+    token = uuid.uuid4().hex[:8]
+    path = layout.snapshot_path(target, handle.epoch, run.run, handle.first_group, token)
     if not handle.snapshot:
-        path = layout.restored_delta_path(uid, handle.epoch, run.run, handle.first_group, token)
-    data = source.files.read(handle.path) if handle.path else source.checkpoint.inlined_bytes(uid, handle)
+        path = layout.restored_delta_path(target, handle.epoch, run.run, handle.first_group, token)
+    data = snapshot.files.read(handle.path) if handle.path else snapshot.checkpoint.inlined_bytes(uid, handle)
     if data is None:
-        raise CorruptFileError(f"{source.checkpoint.info.path} lacks the state of operator '{uid}'", uid=uid)
+        raise CorruptFileError(f"{snapshot.path} lacks the state of operator '{uid}'", uid=uid)
     files.create(path, data)
     return msgspec.structs.replace(handle, path=path)
-
-
-def _build_spark_folder(
-    source: Source, files: LocalFileSystem, manifest: Manifest, in_flight: str, compact_interval: int
-) -> None:
-    """Logs that end with the restored epoch, committed, and the range in flight, not committed; a fresh query id."""
-    folder = os.path.join(files.root, manifest.spark)
-    shutil.rmtree(folder, ignore_errors=True)
-    sources = os.path.join(source.files.root, source.checkpoint.manifest.spark, "sources")
-    positions = _positions(in_flight or manifest.offsets)
-    for number, position in enumerate(positions):
-        if _is_file_position(position) and not os.path.isdir(os.path.join(sources, str(number))):
-            raise CorruptFileError(
-                f"{sources}/{number} is missing: without it nobody knows which files were read before the checkpoint, "
-                "and going on would leave files out. Bring it back from a copy; nothing was changed.",
-                path=sources,
-            )
-    for name in os.listdir(sources) if os.path.isdir(sources) else []:
-        position = positions[int(name)] if name.isdigit() and int(name) < len(positions) else None
-        _copy_source(os.path.join(sources, name), os.path.join(folder, "sources", name), position, compact_interval)
-    watermark = manifest.watermark if manifest.watermark != NO_WATERMARK else 0
-    written = {
-        "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),
-        f"offsets/{manifest.epoch}": manifest.offsets.encode(),
-        f"commits/{manifest.epoch}": b"v1\n" + msgspec.json.encode({"nextBatchWatermarkMs": max(0, watermark)}),
-    }
-    if manifest.epoch > 0:  # Spark asks for the entry before its newest one, and takes it for the last committed
-        written[f"offsets/{manifest.epoch - 1}"] = manifest.offsets.encode()
-    if in_flight:
-        written[f"offsets/{manifest.epoch + 1}"] = in_flight.encode()
-    for name, data in written.items():
-        path = os.path.join(folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "xb") as file:
-            file.write(data)
-    for place, _, names in os.walk(folder):
-        for name in names:
-            sync(os.path.join(place, name))
-        sync(place)
-    sync(files.root)
-
-
-def _positions(offsets: str) -> list[Any]:
-    """The position of each source in an entry of Spark's offset log; None for one that has none."""
-    return [None if line in ("-", "") else json.loads(line) for line in offsets.split("\n")[2:]]
-
-
-def _is_file_position(position: Any) -> bool:
-    return isinstance(position, dict) and "logOffset" in position
-
-
-def _copy_source(folder: str, target: str, position: Any, interval: int) -> None:
-    """A source's own log as it was at a position.
-
-    The file source logs every batch of new files under a number, and all of them together in a `<n>.compact` now and
-    then. What it logged after the position is left out: it finds those files again, and takes them as it did before.
-    """
-    names = [name for name in os.listdir(folder) if re.fullmatch(r"\d+(\.compact)?", name)]
-    if not _is_file_position(position):
-        shutil.copytree(folder, target)
-        return
-    last = int(position["logOffset"])
-    entries: dict[int, dict[str, str]] = {}
-    version = "v1"
-    for name in names:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            version, *lines = file.read().split("\n")
-        for line in filter(None, lines):
-            entry = json.loads(line)
-            entries.setdefault(int(entry["batchId"]), {})[entry["path"]] = line
-    missing = [number for number in range(last + 1) if number not in entries]
-    if missing:
-        raise CorruptFileError(
-            f"Spark's log of a file source in {folder} no longer says which files batch {missing[0]} had; the "
-            "checkpoint's position cannot be found again",
-            path=folder,
-        )
-    os.makedirs(target)
-    for number in range((last + 1) // interval * interval - 1, last + 1):
-        if number < 0:
-            continue
-        together = (number + 1) % interval == 0
-        wanted = range(number + 1) if together else (number,)
-        text = "\n".join([version, *(line for batch in wanted for line in entries[batch].values())])
-        with open(
-            os.path.join(target, f"{number}.compact" if together else str(number)), "x", encoding="utf-8"
-        ) as file:
-            file.write(text)

@@ -208,6 +208,23 @@ def sink_reader(tag: int) -> Reader:
     return lambda frame: frame.filter(F.col(SINK_COLUMN) == tag).select(f"sink{tag}.*")
 
 
+def source_names(frame: DataFrame) -> list[str]:
+    """What the sources of a stream read, in the order in which Spark numbers them: a relation that is used twice in
+    the same form is one source."""
+    found: list[Any] = []
+    names = []
+    todo = [frame._jdf.queryExecution().analyzed()]
+    while todo:
+        node = todo.pop()
+        children = node.children()
+        if children.isEmpty() and node.isStreaming() and not any(node.equals(known) for known in found):
+            found.append(node)
+            named = node.getClass().getSimpleName().startswith("StreamingRelation")
+            names.append(str(node.sourceName()) if named else str(node.nodeName()))
+        todo.extend(children.apply(i) for i in reversed(range(children.size())))
+    return names
+
+
 def refuse_native_state(frame: DataFrame) -> None:
     """Spark's own stateful operators keep state that cairn neither commits nor restores: refuse them by name."""
     todo = [frame._jdf.queryExecution().analyzed()]

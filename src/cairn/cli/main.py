@@ -11,11 +11,12 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.cli.state_commands import add_to
 from cairn.errors import CairnError
 
 app = typer.Typer(
@@ -33,6 +34,15 @@ app = typer.Typer(
 
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+RestoreOption = Annotated[
+    str | None,
+    typer.Option("--from", "-s", metavar="PATH", help="Start from this savepoint or checkpoint (a chk-<n> folder)."),
+]
+LostOption = Annotated[
+    bool,
+    typer.Option("--allow-non-restored-state", help="Drop stored state of operators that the job has no more."),
+]
 
 _DEBUG_VARIABLE = "CAIRN_DEBUG"
 
@@ -76,32 +86,78 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A configuration key; may be repeated.")
     ] = None,
-    restore: Annotated[
+    restore: RestoreOption = None,
+    allow_lost: LostOption = False,
+    claim_mode: Annotated[
         str | None,
-        typer.Option("--from", "-s", metavar="PATH", help="Start from this checkpoint (a chk-<n> folder)."),
+        typer.Option("--claim-mode", metavar="MODE", help="Who owns the snapshot then: NO_CLAIM or CLAIM."),
     ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Run a job script."""
-    from cairn.cli.run import CONFIG_VARIABLE, job_config, parse_settings, run_job
+    from cairn.cli.run import run_job
+
+    given = {} if claim_mode is None else {"execution.state-recovery.claim-mode": claim_mode}
+    config = _job_options(job, parallelism, master, settings, restore, allow_lost, given)
+    raise typer.Exit(run_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=Output()))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def plan(
+    job: Annotated[str, typer.Argument(metavar="JOB.py", help="The script that defines and executes the job.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    parallelism: Annotated[
+        int | None, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Subtasks of each operator.")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option("--master", metavar="URL", help="Spark master, for example local[4].")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A configuration key; may be repeated.")
+    ] = None,
+    restore: RestoreOption = None,
+    allow_lost: LostOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Say what a job would take over from a snapshot, without starting it."""
+    from cairn.cli.plan import plan_job
+
+    if restore is None:
+        raise typer.BadParameter("Name the snapshot to start from: -s PATH.")
+    config = _job_options(job, parallelism, master, settings, restore, allow_lost, {})
+    out = Output(as_json=as_json)
+    raise typer.Exit(plan_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=out))
+
+
+def _job_options(
+    job: str,
+    parallelism: int | None,
+    master: str | None,
+    settings: list[str] | None,
+    restore: str | None,
+    allow_lost: bool,
+    given: dict[str, str],
+) -> dict[str, Any]:
+    """The configuration that a script is run with."""
+    from cairn.cli.run import CONFIG_VARIABLE, job_config, parse_settings
 
     if job.startswith("-"):
         _refuse_option(job)
-    given = parse_settings(settings or ())
+    told = {**parse_settings(settings or ()), **given}
     if restore is not None:
-        given["execution.state-recovery.path"] = restore
-    config = job_config(
-        parallelism=parallelism,
-        master=master,
-        settings=given,
-        inherited=os.environ.get(CONFIG_VARIABLE),
-    )
-    raise typer.Exit(run_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=Output()))
+        told["execution.state-recovery.path"] = restore
+    if allow_lost:
+        told["execution.state-recovery.ignore-unclaimed-state"] = "true"
+    inherited = os.environ.get(CONFIG_VARIABLE)
+    return job_config(parallelism=parallelism, master=master, settings=told, inherited=inherited)
 
 
 def _refuse_option(option: str) -> None:
     """An unknown option before the script cannot be meant for the script."""
-    near = difflib.get_close_matches(option, ["--parallelism", "--master", "--from", "--debug", "--help"])
+    near = difflib.get_close_matches(
+        option, ["--parallelism", "--master", "--from", "--claim-mode", "--debug", "--help"]
+    )
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise typer.BadParameter(f"No such option: {option}.{hint} Options of the script stand after JOB.py.")
 
@@ -137,6 +193,52 @@ def checkpoint(
     from cairn.cli.checkpoints import take_checkpoint
 
     raise typer.Exit(take_checkpoint(job, directory, full, timeout, Output(as_json=as_json)))
+
+
+RequestOption = Annotated[
+    str | None,
+    typer.Option("--request-id", metavar="ID", help="Asking again with the same one gives the same savepoint."),
+]
+
+
+@app.command()
+def savepoint(
+    job: JobArgument,
+    target: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="Where it gets a folder of its own. [as the job is configured]")
+    ] = None,
+    directory: DirOption = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 3600.0,
+    request: RequestOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a savepoint of a running job, and wait for it."""
+    from cairn.cli.jobs import take_savepoint
+
+    raise typer.Exit(take_savepoint(job, directory, target, timeout, request, Output(as_json=as_json)))
+
+
+@app.command()
+def stop(
+    job: JobArgument,
+    target: Annotated[
+        str | None, typer.Option("--savepoint-dir", metavar="DIR", help="Where the savepoint goes. [as configured]")
+    ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Fire all event-time timers first; the job is not meant to be resumed then.")
+    ] = False,
+    directory: DirOption = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 3600.0,
+    request: RequestOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a running job with a savepoint."""
+    from cairn.cli.jobs import stop_job
+
+    raise typer.Exit(stop_job(job, directory, target, drain, timeout, request, Output(as_json=as_json)))
+
+
+add_to(app)
 
 
 @app.command()

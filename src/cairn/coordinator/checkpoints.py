@@ -12,20 +12,19 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
 from cairn.config import CheckpointSettings
-from cairn.coordinator.discards import Discards
-from cairn.coordinator.pending import CheckpointRequest, End, Pending, Snapshots
-from cairn.coordinator.statistics import Insight, Tasks, check_sizes, operator_stats
-from cairn.errors import CairnError, FencedError
+from cairn.coordinator.assembly import assembled
+from cairn.coordinator.parties import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
+from cairn.coordinator.pending import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
+from cairn.coordinator.retained import Retained
+from cairn.coordinator.savepoints import SavepointDesk
+from cairn.coordinator.statistics import Insight, Tasks
+from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
-    Checkpoint,
     CheckpointInfo,
     CheckpointStatus,
     CheckpointType,
@@ -33,56 +32,13 @@ from cairn.model.checkpoint import (
 )
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.cleanup import Pins, pins_of
+from cairn.storage.cleanup import Pins
 from cairn.storage.manifests import ManifestStore, Runs
 
 _log = logging.getLogger("cairn.checkpoint")
 _QUEUE = 1000
 _POLL_MS = 500
-
-
-class Clock(Protocol):
-    def now_ms(self) -> int: ...
-
-
-class SystemClock:
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-
-class SnapshotRunner(Protocol):
-    """Writes a full snapshot of a manifest's state into the folder of a checkpoint, beside the stream."""
-
-    def start(self, number: int, manifest: Manifest, done: Callable[[Snapshots | Exception], None]) -> None:
-        """Begin, and call `done` from any thread when all files are durable or it failed."""
-
-    def cancel(self, number: int) -> None:
-        """Give it up; `done` may still be called."""
-
-
-@dataclass(frozen=True)
-class JobFacts:
-    job_id: str
-    name: str
-    run: int
-
-
-Listener = Callable[[int], None]
-
-
-@dataclass
-class Listeners:
-    """Told of every end, on the coordinator's thread."""
-
-    completed: list[Listener] = field(default_factory=list)
-    aborted: list[Listener] = field(default_factory=list)
-
-    def tell(self, listeners: Sequence[Listener], number: int) -> None:
-        for listener in listeners:
-            try:
-                listener(number)
-            except Exception:  # noqa: BLE001 - a checkpoint is not undone by what somebody does on hearing of it
-                _log.exception("a checkpoint listener raised; the job goes on")
+_RUNNING = CheckpointStatus.IN_PROGRESS
 
 
 class CheckpointCoordinator:
@@ -98,6 +54,7 @@ class CheckpointCoordinator:
         intolerable: Callable[[CheckpointInfo], None],
         clock: Clock | None = None,
         chance: random.Random | None = None,
+        savepoints: SavepointRunner | None = None,
         failover: bool = False,
         insight: Insight | None = None,
     ) -> None:
@@ -112,15 +69,12 @@ class CheckpointCoordinator:
         self._intolerable = intolerable
         self._clock = clock or SystemClock()
         self._insight = insight or Insight()
+        self._desk = SavepointDesk(savepoints, store, self._clock) if savepoints is not None else None
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[CheckpointRequest] = []
         self._pending: dict[int, Pending] = {}
-        self._completed = store.all()
-        self._doomed: list[Checkpoint] = []
-        """No longer retained, but not deleted yet: still whole, so what they need must stay."""
-        self._released: set[str] = set()
-        self._discards = Discards()
+        self._retained = Retained(store, facts.run, settings.num_retained, self._clock)
         self._ends: list[End] = []
         self._runs = Runs(store.files)
         self._next = store.next_number()
@@ -182,43 +136,57 @@ class CheckpointCoordinator:
     def request(self, full: bool | None = None) -> CheckpointRequest:
         """Ask for a checkpoint; it starts as soon as the settings allow. `full` None means: as configured."""
         request = CheckpointRequest(not self._settings.incremental if full is None else full)
+        with self._lock:
+            place = sum(1 for waiting in self._queue if not waiting.periodic)
+        self._enqueue(request, place)
+        return request
+
+    def _enqueue(self, request: CheckpointRequest, place: int) -> None:
         with self._changed:
             if self._closed:
                 self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
             elif len(self._queue) >= _QUEUE:
                 self._refuse(request, FailureReason.TOO_MANY, f"{_QUEUE} requests are waiting already")
             else:
-                place = sum(1 for waiting in self._queue if not waiting.periodic)
                 self._queue.insert(place, request)
                 self._changed.notify_all()
+
+    def savepoint(self, order: SavepointOrder) -> CheckpointRequest:
+        """Ask for a savepoint. Asked again with the same request id, in this run or a later one, it is the same one."""
+        if self._desk is None:
+            raise CheckpointFailedError("this job cannot write savepoints")
+        request, fresh = self._desk.take(order)
+        if fresh:
+            self._enqueue(request, 0)
         return request
+
+    def current_epoch(self) -> int:
+        """The newest committed epoch, -1 if there is none."""
+        with self._lock:
+            return self._current.epoch if self._current is not None else -1
 
     def infos(self) -> list[CheckpointInfo]:
         """Checkpoints in progress, newest first."""
         with self._lock:
             found = list(reversed(self._pending.values()))
             running = self._running[0] if self._running is not None else -1
-        return [
-            msgspec.structs.replace(
-                pending.info(CheckpointStatus.IN_PROGRESS),
-                operators=self._insight.progress(
-                    running if pending.waits_for == running else -1,
-                    pending.tasks if pending.manifest is not None else None,
-                    pending.number if pending.writing else 0,
-                    pending.trigger_ms,
-                ),
-            )
-            for pending in found
-        ]
+        return [self._in_progress(pending, running) for pending in found]
+
+    def _in_progress(self, pending: Pending, running: int) -> CheckpointInfo:
+        if pending.is_savepoint and self._desk is not None:
+            info, writing = self._desk.in_progress(pending), 0
+        else:
+            info, writing = pending.info(_RUNNING), pending.number if pending.writing else 0
+        cut = pending.tasks if pending.manifest is not None else None
+        waited_for = running if pending.waits_for == running else -1
+        operators = self._insight.progress(waited_for, cut, writing, pending.trigger_ms)
+        return msgspec.structs.replace(info, operators=operators)
 
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
         with self._lock:
-            made = pins_of([*self._completed, *self._doomed])
             making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
-            epochs = made.epochs.union(*(m.inline_epochs() for m in making))
-            released, self._released = frozenset(self._released), set()
-            return Pins(epochs, made.files.union(*(m.files() for m in making)), released)
+            return self._retained.pins(making)
 
     # Done by the thread.
 
@@ -267,6 +235,7 @@ class CheckpointCoordinator:
 
     def close(self) -> None:
         """The run ends. What is in progress is given up, what is completed stays."""
+        self._retained.hurry()
         with self._changed:
             self._closed = True
             for request in self._queue:
@@ -293,9 +262,15 @@ class CheckpointCoordinator:
                 text = f"Checkpoint {pending.number} expired before completing: its {what} took over "
                 self._abort(pending, FailureReason.EXPIRED, f"{text}{self._settings.timeout_ms} ms")
 
+    def _may_start(self, request: CheckpointRequest) -> bool:
+        """Savepoints are written one at a time, whatever checkpoints are under way; these do not wait for them."""
+        alike = sum(1 for pending in self._pending.values() if pending.is_savepoint == (request.order is not None))
+        return alike < (1 if request.order is not None else self._settings.max_concurrent)
+
     def _start_waiting(self, now: int) -> None:
-        while self._queue and len(self._pending) < self._settings.max_concurrent:
-            request = self._queue[0]
+        for request in list(self._queue):
+            if not self._may_start(request):
+                continue
             if request.periodic and self._last_end_ms is not None:
                 earliest = self._last_end_ms + self._settings.min_pause_ms
                 if now < earliest:
@@ -310,15 +285,17 @@ class CheckpointCoordinator:
 
     def _trigger(self, request: CheckpointRequest, now: int) -> None:
         pending = Pending(self._next, request, now, now + self._settings.timeout_ms)
+        if request.order is not None:
+            pending.type = CheckpointType.SAVEPOINT
         self._next += 1
         self._pending[pending.number] = pending
         _log.info(
             "Triggering checkpoint %d (type=%s) @ %d for job %s.",
-            pending.number, CheckpointType.CHECKPOINT.value, now, self._facts.job_id,
+            pending.number, pending.type.value, now, self._facts.job_id,
         )  # fmt: skip
         if self._running is None:
             self._cut(pending, in_flight="")
-        elif self._settings.unaligned and self._settings.aligned_timeout_ms == 0:
+        elif self._settings.unaligned and self._settings.aligned_timeout_ms == 0 and not pending.is_savepoint:
             self._cut_unaligned(pending)
         else:
             pending.waits_for = self._running[0]
@@ -328,6 +305,8 @@ class CheckpointCoordinator:
         if not self._settings.unaligned:
             return
         for pending in self._pending.values():
+            if pending.is_savepoint:
+                continue  # a savepoint is always aligned, as in Flink
             if pending.manifest is None and now - pending.trigger_ms >= self._settings.aligned_timeout_ms:
                 self._cut_unaligned(pending)
 
@@ -347,7 +326,7 @@ class CheckpointCoordinator:
         if pending.request.full and not pending.writing and pending.manifest is not None:
             pending.writing = True
             pending.async_since = self._clock.now_ms()
-            self._runner.start(pending.number, pending.manifest, lambda result: self._snapshot_done(pending, result))
+            self._start_writing(pending, pending.manifest)
         if pending.error is not None:
             with self._lock:
                 if pending.number in self._pending:
@@ -355,9 +334,21 @@ class CheckpointCoordinator:
         elif pending.ready:
             self._finalize(pending)
 
+    def _start_writing(self, pending: Pending, manifest: Manifest) -> None:
+        def done(result: Snapshots | Exception | None) -> None:
+            self._snapshot_done(pending, {} if result is None else result)
+
+        if not pending.is_savepoint:
+            self._runner.start(pending.number, manifest, done)
+        elif self._desk is not None:
+            self._desk.start(pending, manifest, done)
+
     def _snapshot_done(self, pending: Pending, result: Snapshots | Exception) -> None:
-        if pending.number not in self._pending:
-            self._discard(pending.number)  # given up meanwhile
+        if pending.number not in self._pending:  # given up meanwhile
+            if pending.is_savepoint:
+                self._cancel(pending)
+            else:
+                self._retained.discard(pending.number)
             return
         with self._changed:
             pending.async_ms = self._clock.now_ms() - pending.async_since
@@ -370,16 +361,22 @@ class CheckpointCoordinator:
     def _finalize(self, pending: Pending) -> None:
         if not self._is_owner():
             return
+        if pending.is_savepoint:
+            self._finalize_savepoint(pending)
+            return
         failure: Exception | None = None
+        before = self._retained.newest_epoch
         try:
-            checkpoint = self._checkpoint(pending)
+            alignment = self._insight.alignment(pending.tasks)
+            now = self._clock.now_ms()
+            checkpoint = assembled(pending, self._settings, self._facts, self._manifests, now, before, alignment)
             self._store.complete(checkpoint)
         except (CairnError, OSError) as error:
             failure = error
         with self._lock:
             if pending.number not in self._pending:  # the job ended meanwhile
                 if failure is None:
-                    self._doomed.append(checkpoint)
+                    self._retained.doom(checkpoint)
                 return
             if failure is not None:
                 # A number that is taken belongs to another run's checkpoint, which is none of our business.
@@ -389,11 +386,9 @@ class CheckpointCoordinator:
             del self._pending[pending.number]
             self._failures = 0
             self._last_end_ms = checkpoint.info.end_ms
-            self._completed.append(checkpoint)
-            for older in [p for p in self._pending.values() if p.number < pending.number]:
+            self._retained.add(checkpoint)
+            for older in [p for p in self._pending.values() if p.number < pending.number and not p.is_savepoint]:
                 self._abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
-            self._doomed += self._completed[: -self._settings.num_retained]
-            self._completed = self._completed[-self._settings.num_retained :]
             self.notices.append((pending.number, True))
         info = checkpoint.info
         _log.info(
@@ -404,45 +399,68 @@ class CheckpointCoordinator:
         self.listeners.tell(self.listeners.completed, info.id)
         pending.request.end(info)
 
+    def _finalize_savepoint(self, pending: Pending) -> None:
+        """The last step of a savepoint. It is its owner's from here on: nothing here ever deletes it."""
+        if self._desk is None:
+            return
+        try:
+            info = self._desk.complete(pending)
+        except (CairnError, OSError) as error:
+            with self._lock:
+                if pending.number in self._pending:
+                    self._abort(pending, FailureReason.FINALIZE, f"the savepoint could not be completed: {error}")
+            return
+        with self._lock:
+            self._pending.pop(pending.number, None)  # the job may have ended meanwhile; the savepoint exists
+        _log.info(
+            "Completed savepoint %d for job %s at %s (%d bytes, duration=%d ms, epoch %d).",
+            info.id, self._facts.job_id, info.path, info.savepoint_bytes, info.duration_ms, info.epoch,
+        )  # fmt: skip
+        self._store.remember(info)
+        pending.request.end(info)
+
+    def _cancel(self, pending: Pending) -> None:
+        """Stop whoever writes for a checkpoint that was given up."""
+        if not pending.is_savepoint:
+            self._runner.cancel(pending.number)
+        elif self._desk is not None:
+            self._desk.cancel(pending)
+
     def _abort(self, pending: Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
         """Give a checkpoint up. Called with the lock held, so the work that it makes is left to `_settle`."""
         del self._pending[pending.number]
         info = msgspec.structs.replace(
             pending.info(CheckpointStatus.FAILED), failure=why, reason=reason, end_ms=self._clock.now_ms()
         )
-        self._last_end_ms = info.end_ms
+        if not pending.is_savepoint:
+            self._last_end_ms = info.end_ms
+            self.notices.append((pending.number, False))
         level = logging.INFO if reason in (FailureReason.SUBSUMED, FailureReason.SHUTDOWN) else logging.WARNING
         _log.log(level, "Checkpoint %d of job %s failed (%s): %s", info.id, self._facts.job_id, reason.value, why)
-        self.notices.append((pending.number, False))
-        self._ends.append(End(pending, info, discard, reason.counts and not self._closed))
+        counts = reason.counts and not self._closed and not pending.is_savepoint
+        self._ends.append(End(pending, info, discard and not pending.is_savepoint, counts))
 
     def _settle(self) -> None:
         """Do what ended checkpoints leave to do: clean up, tell, count. Without the lock: listeners are foreign."""
         with self._lock:
             ends, self._ends = self._ends, []
-            doomed = list(self._doomed)
         for end in ends:
             try:
                 if end.pending.writing:
-                    self._runner.cancel(end.info.id)
+                    self._cancel(end.pending)
                 if end.discard:
-                    self._discard(end.info.id)
+                    self._retained.discard(end.info.id)
                 if not self._fenced:
                     self._store.remember(end.info)
-                self.listeners.tell(self.listeners.aborted, end.info.id)
+                if not end.pending.is_savepoint:
+                    self.listeners.tell(self.listeners.aborted, end.info.id)
             except Exception:  # noqa: BLE001 - whoever waits must hear of the end in any case
                 _log.exception("while giving up checkpoint %d", end.info.id)
             finally:
                 end.pending.request.end(end.info)
             if end.counts:
                 self._count(end.info)
-        for checkpoint in doomed:
-            if self._discard(checkpoint.id):
-                with self._lock:
-                    self._doomed.remove(checkpoint)
-                    self._released |= checkpoint.files()
-        for number in set(self._discards.waiting()) - {checkpoint.id for checkpoint in doomed}:
-            self._discard(number)
+        self._retained.delete_doomed()
 
     def _count(self, info: CheckpointInfo) -> None:
         with self._lock:
@@ -457,24 +475,9 @@ class CheckpointCoordinator:
         """A request that never became a checkpoint: it has no number and does not count."""
         now = self._clock.now_ms()
         _log.log(logging.DEBUG if request.periodic else logging.INFO, "no checkpoint is triggered: %s", why)
-        failed = CheckpointInfo(0, CheckpointStatus.FAILED, CheckpointType.CHECKPOINT, now, end_ms=now, failure=why)
+        kind = CheckpointType.CHECKPOINT if request.order is None else CheckpointType.SAVEPOINT
+        failed = CheckpointInfo(0, CheckpointStatus.FAILED, kind, now, end_ms=now, failure=why)
         request.end(msgspec.structs.replace(failed, reason=reason))
-
-    def _discard(self, number: int) -> bool:
-        """Delete a checkpoint's folder; False if that did not work. A run that was overtaken deletes nothing."""
-        now = self._clock.now_ms()
-        if not (self._closed or self._discards.due(number, now)):
-            return False
-        try:
-            self._runs.check(self._facts.run)
-            self._store.discard(number)
-        except FencedError:
-            return False
-        except (CairnError, OSError) as error:
-            self._discards.failed(number, error, now)
-            return False
-        self._discards.done(number)
-        return True
 
     def _next_due(self, now: int) -> float:
         dues = [now + _POLL_MS]
@@ -482,53 +485,6 @@ class CheckpointCoordinator:
             dues.append(self._next_periodic)
         for pending in self._pending.values():
             dues.append(pending.deadline_ms)
-            if pending.manifest is None and self._settings.unaligned:
+            if pending.manifest is None and self._settings.unaligned and not pending.is_savepoint:
                 dues.append(pending.trigger_ms + self._settings.aligned_timeout_ms)
         return max(1, min(dues) - now)
-
-    # What is told and kept.
-
-    def _checkpoint(self, pending: Pending) -> Checkpoint:
-        manifest = pending.manifest
-        assert manifest is not None
-        if pending.snapshots is not None:
-            operators = [
-                msgspec.structs.replace(operator, chain=list(pending.snapshots[operator.uid]))
-                for operator in manifest.operators
-            ]
-            manifest = msgspec.structs.replace(manifest, operators=operators, inlined={})
-        inlined = {}
-        for epoch in manifest.inline_epochs() - {manifest.epoch}:
-            inlined[epoch] = self._manifests.load(epoch).inlined
-        if self._settings.storage == "jobmanager":
-            check_sizes(manifest, self._settings.max_state_size)
-        before = self._completed[-1].manifest.epoch if self._completed else -1
-        alignment = self._insight.alignment(pending.tasks)
-        info = msgspec.structs.replace(
-            pending.info(CheckpointStatus.COMPLETED),
-            end_ms=self._clock.now_ms(),
-            path=f"{self._store.files.root}/chk-{pending.number}",
-            operators=[
-                operator_stats(
-                    operator,
-                    manifest.max_parallelism,
-                    pending.tasks,
-                    pending.trigger_ms,
-                    pending.request.full,
-                    pending.async_ms,
-                    before,
-                    alignment.get(operator.uid, 0.0),
-                )
-                for operator in manifest.operators
-            ],
-        )
-        return Checkpoint(
-            id=pending.number,
-            job_id=self._facts.job_id,
-            name=self._facts.name,
-            run=self._facts.run,
-            manifest=manifest,
-            info=info,
-            in_flight=pending.in_flight,
-            inlined=inlined,
-        )

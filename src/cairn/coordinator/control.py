@@ -1,7 +1,8 @@
 """The coordinator's thread, and requests to a running job as files: who can write its directory can ask, with no port.
 
-A request is `control/<name>` with a JSON document; the job answers with `control/<name>.done` and removes the request.
+A request is `control/<id>` with a JSON document; the job answers with `control/<id>.done` and removes the request.
 Requests that were there before the run started are answered too; answers are removed by whoever asked, or after a day.
+The id is the asker's: asking again with the same one never makes a second savepoint.
 """
 
 from __future__ import annotations
@@ -10,36 +11,59 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.errors import CairnError, NotFoundError
+from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 
 _log = logging.getLogger("cairn.checkpoint")
 _DONE = ".done"
+_TAKEN = ".taken"
+PATIENCE = 30.0
+"""Seconds after which a job that has not even taken a request up is held to be down."""
 _KEPT_SECONDS = 86_400.0
+
+Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo]]
+"""Begins what a request asks for, and returns what waits for its end; `ValueError` for a request that is none."""
 
 
 class Control:
     """The job's side: looks for requests, answers them."""
 
-    def __init__(self, files: FileSystem, coordinator: CheckpointCoordinator) -> None:
+    def __init__(
+        self,
+        files: FileSystem,
+        coordinator: CheckpointCoordinator,
+        actions: Mapping[str, Action] | None = None,
+    ) -> None:
         self._files = files
         self._coordinator = coordinator
+        self._actions = {"checkpoint": self._checkpoint, **(actions or {})}
         self._taken: set[str] = set()
+        self._waiting: list[threading.Thread] = []
+
+    def finish(self, timeout: float) -> None:
+        """Let those who wait for an end answer; called when the job is over and the process may go."""
+        for thread in self._waiting:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
 
     def serve(self) -> None:
         """Take up new requests. Called again and again by the coordinator's thread; never waits."""
-        for info in self._files.list(layout.CONTROL):
+        present = self._files.list(layout.CONTROL)
+        self._taken &= {info.path for info in present}  # an id that was answered may be asked again
+        for info in present:
             if info.path.endswith(_DONE):
                 if info.modified < time.time() - _KEPT_SECONDS:
                     self._files.delete(info.path)
-            elif info.path not in self._taken:
+            elif info.path not in self._taken and not info.path.endswith(_TAKEN):
                 self._taken.add(info.path)
                 self._take(info.path)
 
@@ -49,26 +73,45 @@ class Control:
             if asked.get("action") == "progress":
                 self._answer(path, {"checkpoints": msgspec.to_builtins(self._coordinator.infos())})
                 return
-            if asked.get("action") != "checkpoint" or asked.get("full") not in (None, True, False):
+            action = self._actions.get(asked.get("action", ""))
+            if action is None:
                 raise ValueError(f"unknown request {asked}")
+            wait_for_end = action({**asked, "id": path.rsplit("/", 1)[-1]})
         except NotFoundError:
             return
         except (ValueError, msgspec.MsgspecError) as error:
             self._answer(path, {"error": f"not a request: {error}"})
             return
-        request = self._coordinator.request(asked.get("full"))
+        except CairnError as error:
+            self._answer(path, {"error": error.message})
+            return
+
+        with suppress(FileExistsError, CairnError, OSError):
+            self._files.create(path + _TAKEN, b"")
 
         def wait() -> None:
             try:
-                self._answer(path, {"checkpoint": msgspec.to_builtins(request.wait())})
+                self._answer(path, {"checkpoint": msgspec.to_builtins(wait_for_end())})
             except CairnError as error:
                 self._answer(path, {"error": error.message})
 
-        threading.Thread(target=wait, name="cairn-control", daemon=True).start()
+        thread = threading.Thread(target=wait, name="cairn-control", daemon=True)
+        self._waiting = [*(known for known in self._waiting if known.is_alive()), thread]
+        thread.start()
+
+    def _checkpoint(self, asked: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
+        if asked.get("full") not in (None, True, False):
+            raise ValueError(f"full is true or false, not {asked['full']!r}")
+        return self._coordinator.request(asked.get("full")).wait
 
     def _answer(self, path: str, answer: dict[str, Any]) -> None:
         try:
-            self._files.create(path + _DONE, msgspec.json.encode(answer))
+            try:
+                self._files.create(path + _DONE, msgspec.json.encode(answer))
+            except FileExistsError:  # answered before the job was killed, and asked again
+                self._files.delete(path + _DONE)
+                self._files.create(path + _DONE, msgspec.json.encode(answer))
+            self._files.delete(path + _TAKEN)
             self._files.delete(path)
         except (CairnError, OSError) as error:
             _log.warning("a request could not be answered: %s", error)
@@ -104,16 +147,26 @@ class CheckpointThread:
         self._thread.join(10)
 
 
-def ask(files: FileSystem, question: dict[str, Any], timeout: float) -> dict[str, Any] | None:
-    """The asking side: the job's answer, or None if it gave none in time. Then the request is taken back."""
-    path = f"{layout.CONTROL}/{uuid.uuid4().hex}"
-    files.create(path, msgspec.json.encode(question))
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: str = "") -> dict[str, Any] | None:
+    """The asking side: the job's answer, or None if it gave none in time. Then the request is taken back.
+
+    `request` is the id to ask with; an answer that is there already under that id is taken.
+    """
+    path = f"{layout.CONTROL}/{layout.checked(request, 'request id') if request else uuid.uuid4().hex}"
+    if not files.exists(path + _DONE):
+        try:
+            files.create(path, msgspec.json.encode(question))
+        except FileExistsError:
+            _log.info("request %s is waiting already", request)
+    began = time.monotonic()
+    while time.monotonic() - began < timeout:
         if files.exists(path + _DONE):
             answer = msgspec.json.decode(files.read(path + _DONE), type=dict[str, Any])
             files.delete(path + _DONE)
             return answer
+        if time.monotonic() - began > PATIENCE and not files.exists(path + _TAKEN):
+            break
         time.sleep(0.05)
     files.delete(path)
+    files.delete(path + _TAKEN)
     return None

@@ -25,7 +25,7 @@ import msgspec
 from cairn.config import Settings
 from cairn.coordinator.acks import accept, merged_states
 from cairn.coordinator.compaction import Compactor
-from cairn.coordinator.offsets import Offsets
+from cairn.coordinator.offsets import OffsetEntry, Offsets
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.model.manifest import (
     EpochContext,
@@ -45,6 +45,8 @@ from cairn.storage.retry import retries_of
 
 _log = logging.getLogger("cairn.job")
 _LINEAGE = 256
+END_OF_TIME = (1 << 63) - 1
+"""The greatest watermark there is."""
 
 
 class Sink(Protocol):
@@ -139,7 +141,11 @@ class EpochLoop:
         compactor: Compactor | None = None,
         listener: Callable[[EpochReport], None] | None = None,
         checkpoints: Checkpoints | None = None,
+        source_names: Sequence[str] = (),
     ) -> None:
+        self._source_names = list(source_names)
+        self.draining = False
+        """Set before the last epoch of a job that is drained: it runs at the end of event time."""
         self._files = files
         self._identity = identity
         self._run = run.run
@@ -222,7 +228,7 @@ class EpochLoop:
 
         # 5. the commit
         since = time.perf_counter()
-        manifest = self._manifest(context, entry.text, accepted, committables)
+        manifest = self._manifest(context, entry, accepted, committables)
         self._runs.check(self._run)
         try:
             self._manifests.publish(manifest)
@@ -264,7 +270,8 @@ class EpochLoop:
             run=self._run,
             run_token=self._run_token,
             epoch=epoch,
-            watermark=max(watermark, current.watermark) if current is not None else watermark,
+            watermark=END_OF_TIME if self.draining else self._watermark(watermark),
+            end_of_time=self.draining,
             time_ms=max(time_ms, current.time_ms) if current is not None else time_ms,
             parent=current.epoch if current is not None else -1,
             parent_commit=current.commit_id if current is not None else "",
@@ -277,10 +284,14 @@ class EpochLoop:
             notices=self._checkpoints.take_notices() if self._checkpoints is not None else [],
         )
 
+    def _watermark(self, told: int) -> int:
+        """Event time never runs back, also across runs."""
+        return max(told, self.current.watermark) if self.current is not None else told
+
     def _manifest(
         self,
         context: EpochContext,
-        offsets: str,
+        entry: OffsetEntry,
         accepted: Mapping[str, Sequence[TaskAck]],
         committables: list[SinkCommittable],
     ) -> Manifest:
@@ -317,13 +328,14 @@ class EpochLoop:
             run=self._run,
             parent=context.parent,
             max_parallelism=self._identity.max_parallelism,
-            offsets=offsets,
-            watermark=context.watermark,
+            offsets=entry.text,
+            watermark=self._watermark(entry.watermark),  # that of the sources, also when the job is drained
             time_ms=context.time_ms,
             operators=operators,
             sinks=committables,
             lineage=_lineage(current, operators),
             inlined=inlined,
+            source_names=self._source_names,
             spark=current.spark if current is not None else layout.SPARK,
             abandoned=current.abandoned if current is not None else [],
         )

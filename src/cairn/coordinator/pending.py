@@ -15,12 +15,25 @@ Snapshots = Mapping[str, list[StateHandle]]
 """The snapshots that replace the chain of each operator."""
 
 
-class CheckpointRequest:
-    """A checkpoint that somebody asked for."""
+@dataclass(frozen=True, slots=True)
+class SavepointOrder:
+    """What a savepoint is asked for with."""
 
-    def __init__(self, full: bool, periodic: bool = False) -> None:
+    directory: str
+    """The folder in which the savepoint gets a folder of its own."""
+    request: str
+    """Who asks. The same request never makes a second savepoint."""
+    drained: bool = False
+    """All event-time timers have fired: the job has come to its end."""
+
+
+class CheckpointRequest:
+    """A checkpoint or savepoint that somebody asked for."""
+
+    def __init__(self, full: bool, periodic: bool = False, order: SavepointOrder | None = None) -> None:
         self.full = full
         self.periodic = periodic
+        self.order = order
         self._ended = threading.Event()
         self._info: CheckpointInfo | None = None
 
@@ -28,10 +41,19 @@ class CheckpointRequest:
         self._info = info
         self._ended.set()
 
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def failed(self) -> bool:
+        return self._info is not None and self._info.status is CheckpointStatus.FAILED
+
     def wait(self, timeout: float | None = None) -> CheckpointInfo:
         """The completed checkpoint. Raises `CheckpointFailedError` if it failed, `TimeoutError` if it takes longer."""
         if not self._ended.wait(timeout) or self._info is None:
-            raise TimeoutError(f"the checkpoint has not ended within {timeout} s; it goes on")
+            what = "checkpoint" if self.order is None else "savepoint"
+            raise TimeoutError(f"the {what} has not ended within {timeout} s; it goes on")
         if self._info.status is CheckpointStatus.FAILED:
             raise CheckpointFailedError(self._info.failure, checkpoint=self._info.id)
         return self._info
@@ -58,6 +80,10 @@ class Pending:
     error: Exception | None = None
 
     @property
+    def is_savepoint(self) -> bool:
+        return self.request.order is not None
+
+    @property
     def ready(self) -> bool:
         """The cut is made, and whatever had to be written is."""
         return self.manifest is not None and (not self.request.full or self.snapshots is not None)
@@ -71,6 +97,7 @@ class Pending:
             trigger_ms=self.trigger_ms,
             full=self.request.full,
             epoch=self.manifest.epoch if self.manifest is not None else -1,
+            request=self.request.order.request if self.request.order is not None else "",
         )
 
 

@@ -20,6 +20,7 @@ class CheckpointStatus(Enum):
 class CheckpointType(Enum):
     CHECKPOINT = "CHECKPOINT"
     UNALIGNED_CHECKPOINT = "UNALIGNED_CHECKPOINT"
+    SAVEPOINT = "SAVEPOINT"
 
 
 class FailureReason(Enum):
@@ -100,13 +101,20 @@ class CheckpointInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     end_ms: int = 0
     """When it was completed or given up; 0 while it is in progress."""
     path: str = ""
-    """Folder of a completed checkpoint."""
+    """Folder of a completed checkpoint or savepoint."""
     failure: str = ""
     reason: FailureReason | None = None
     discarded: bool = False
     """Completed, but no longer retained."""
     operators: list[OperatorStats] = []
     in_flight_rows: int = 0
+    request: str = ""
+    """Of a savepoint: who asked for it. Asking again with the same text gives the same savepoint."""
+    savepoint_bytes: int = 0
+    """Of a savepoint: bytes of all its files."""
+    parts_done: int = 0
+    parts: int = 0
+    """Of a savepoint in progress: how many of its parts are written, and how many there are."""
 
     @property
     def duration_ms(self) -> int:

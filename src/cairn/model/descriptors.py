@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from cairn.errors import InvalidInputError
+from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.ddl import as_type
+from cairn.model.evolution import paths
 from cairn.model.functions import AggregateFunction, ReduceFunction
 from cairn.model.types import DataType
 
@@ -165,7 +166,9 @@ class StateDescriptor:
 
     kind: StateKind
 
-    def __init__(self, name: str, value_type: DataType | str | None) -> None:
+    def __init__(
+        self, name: str, value_type: DataType | str | None, field_defaults: Mapping[str, Any] | None = None
+    ) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]
             raise InvalidInputError(
                 f"a state name is 1 to 128 letters, digits, blanks, '_', '-' or '.', starting with a letter or digit; "
@@ -175,6 +178,27 @@ class StateDescriptor:
         self.value_type = as_type(value_type)
         self.key_type: DataType | None = None
         self.ttl: StateTtlConfig | None = None
+        self.field_defaults = self._checked_defaults(field_defaults or {})
+
+    def _checked_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What fields get that a restored state lacks, by name; by a dotted path inside nested structs."""
+        known = dict(paths(self.value_type))
+        for path, value in given.items():
+            if path not in known:
+                fields = ", ".join(known) or "none"
+                raise InvalidInputError(
+                    f"state '{self.name}': field_defaults names '{path}', which is no field of {self.value_type.ddl}; "
+                    f"its fields are {fields}",
+                    state=self.name,
+                )
+            if value is not None:
+                try:
+                    known[path].to_storage(value)
+                except StateTypeError as error:
+                    raise StateTypeError(
+                        f"state '{self.name}': the default of field '{path}': {error.message}", state=self.name
+                    ) from None
+        return {path: value for path, value in given.items() if value is not None}
 
     def get_name(self) -> str:
         return self.name
@@ -191,8 +215,14 @@ class StateDescriptor:
 class ValueStateDescriptor(StateDescriptor):
     kind = StateKind.VALUE
 
-    def __init__(self, name: str, value_type_info: DataType | str | None = None) -> None:
-        super().__init__(name, value_type_info)
+    def __init__(
+        self,
+        name: str,
+        value_type_info: DataType | str | None = None,
+        *,
+        field_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name, value_type_info, field_defaults)
 
 
 class RawStateDescriptor(StateDescriptor):
@@ -207,8 +237,14 @@ class RawStateDescriptor(StateDescriptor):
 class ListStateDescriptor(StateDescriptor):
     kind = StateKind.LIST
 
-    def __init__(self, name: str, elem_type_info: DataType | str | None = None) -> None:
-        super().__init__(name, elem_type_info)
+    def __init__(
+        self,
+        name: str,
+        elem_type_info: DataType | str | None = None,
+        *,
+        field_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name, elem_type_info, field_defaults)
 
 
 class MapStateDescriptor(StateDescriptor):
@@ -219,8 +255,10 @@ class MapStateDescriptor(StateDescriptor):
         name: str,
         key_type_info: DataType | str | None = None,
         value_type_info: DataType | str | None = None,
+        *,
+        field_defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, value_type_info)
+        super().__init__(name, value_type_info, field_defaults)
         self.key_type = as_type(key_type_info)
         if self.key_type.ddl.startswith(("array<", "map<")):
             raise InvalidInputError(f"state '{name}': {self.key_type.ddl} cannot be the type of map keys")
@@ -239,8 +277,10 @@ class ReducingStateDescriptor(StateDescriptor):
         name: str,
         reduce_function: ReduceFunction | Callable[[Any, Any], Any],
         type_info: DataType | str | None = None,
+        *,
+        field_defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, type_info)
+        super().__init__(name, type_info, field_defaults)
         if isinstance(reduce_function, ReduceFunction):
             self.reduce: Callable[[Any, Any], Any] = reduce_function.reduce
         elif callable(reduce_function):
@@ -253,9 +293,14 @@ class AggregatingStateDescriptor(StateDescriptor):
     kind = StateKind.AGGREGATING
 
     def __init__(
-        self, name: str, agg_function: AggregateFunction, state_type_info: DataType | str | None = None
+        self,
+        name: str,
+        agg_function: AggregateFunction,
+        state_type_info: DataType | str | None = None,
+        *,
+        field_defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, state_type_info)
+        super().__init__(name, state_type_info, field_defaults)
         if not isinstance(agg_function, AggregateFunction):
             raise TypeError("The input must be an AggregateFunction!")
         self.aggregate = agg_function

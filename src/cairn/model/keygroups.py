@@ -125,14 +125,17 @@ def key_group(values: Sequence[Any], types: Sequence[str], max_parallelism: int)
     return spark_hash(values, types) % max_parallelism
 
 
-def spark_hash(values: Sequence[Any], types: Sequence[str]) -> int:
-    """Spark SQL's `hash` of a row: a signed 32-bit number. A null column leaves the hash as it was."""
+def spark_hash(values: Sequence[Any], types: Sequence[str], seed: int = SPARK_HASH_SEED) -> int:
+    """Spark SQL's `hash` of a row: a signed 32-bit number. A null column leaves the hash as it was.
+
+    `seed` is what the columns before these came to, as a number without sign.
+    """
     if len(values) != len(types) or not types:
         raise InvalidInputError(
             f"A key needs one value for each key column: {len(types)} column types, {len(values)} values.",
             types=tuple(types),
         )
-    h = SPARK_HASH_SEED
+    h = seed
     for value, ddl_type in zip(values, types, strict=True):
         if value is not None:
             h = _column_hasher(ddl_type)(value, h)

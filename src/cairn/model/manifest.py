@@ -111,6 +111,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of an epoch that a restore made: the checkpoint that it stands for. It ran no rows of its own."""
     spark: str = "spark"
     """The folder of the job's directory that is Spark's checkpointLocation; every restore makes a new one."""
+    source_names: list[str] = []
+    """What each source reads, in the order of the positions in `offsets`; empty if that is not known."""
     abandoned: list[tuple[int, int]] = []
     """What restores in place gave up: the epochs between the first number and the second."""
 
@@ -151,6 +153,8 @@ class EpochContext(msgspec.Struct, frozen=True, omit_defaults=True):
     checkpoint: int = 0
     """The newest checkpoint whose barrier this epoch carries, or 0."""
     notices: list[tuple[int, bool]] = []
+    end_of_time: bool = False
+    """The last epoch of a job that is drained: every event-time timer fires, also those that its rows register."""
     own_stores: bool = False
     """Without local recovery: working stores are this run's own, and those of earlier runs are removed."""
     write_portion: int = 0

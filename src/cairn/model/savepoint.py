@@ -84,6 +84,10 @@ class SavepointMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: int = -(1 << 63)
     time_ms: int = 0
     sources: list[SourceFile] = []
+    source_names: list[str] = []
+    """What each source reads, in the order of the positions; empty if that is not known."""
+    incarnation: str = ""
+    """Tells the job's directory from any other that a job of the same id had; empty for one made offline."""
     drained: bool = False
     version: str = ""
     """The cairn that wrote it."""

@@ -86,7 +86,7 @@ class UnkeyedOperator(ProcessOperator):
     def _make_element(self) -> Any:
         return UnkeyedContext(UnkeyedTimerService(self._spec.uid, self._context))
 
-    def fire_timers(self) -> Iterator[pa.RecordBatch]:
+    def fire_timers(self, after_rows: bool = False) -> Iterator[pa.RecordBatch]:
         yield from ()
 
     def _slots_of(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:

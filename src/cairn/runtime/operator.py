@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 SLICE_ROWS = 16 * 1024
 OUTPUT_BYTES = 16 << 20
+MOST_LAST_TIMERS = 10_000_000
+"""How many timers may fire in one sweep at the end of event time before they are taken for endless."""
 
 
 @dataclass(slots=True)
@@ -139,6 +141,8 @@ class TaskTimerService:
         self._processing = registry.timers[TimeDomain.PROCESSING_TIME]
         self._watermark = context.watermark
         self._time = context.time_ms
+        self.end_of_time = context.end_of_time
+        """This is the last epoch of a job that is drained."""
 
     def current_processing_time(self) -> int:
         return self._time
@@ -260,7 +264,14 @@ class ProcessOperator:
                 with self._explained("notify_checkpoint_aborted()"):
                     function.notify_checkpoint_aborted(number)
 
-    def fire_timers(self) -> Iterator[pa.RecordBatch]:
+    def fire_last_timers(self) -> Iterator[pa.RecordBatch]:
+        """In the last epoch of a drained job, after its rows: fire what is left of event time, until nothing is."""
+        before = -1
+        while self._context.end_of_time and self.fired != before:
+            before = self.fired
+            yield from self.fire_timers(after_rows=True)
+
+    def fire_timers(self, after_rows: bool = False) -> Iterator[pa.RecordBatch]:
         """Fire what is due at the epoch's watermark, then at its processing time."""
         since = time.perf_counter()
         outputs: list[Any] = []
@@ -269,7 +280,7 @@ class ProcessOperator:
         extend = self._collector(outputs, on_timer)
         due = ((TimeDomain.EVENT_TIME, self._context.watermark), (TimeDomain.PROCESSING_TIME, self._context.time_ms))
         for domain, now in due:
-            if now == NO_WATERMARK:
+            if now == NO_WATERMARK or (after_rows and domain is TimeDomain.PROCESSING_TIME):
                 continue
 
             def call(timestamp: int) -> None:
@@ -280,7 +291,8 @@ class ProcessOperator:
 
             element._domain = domain
             with self._explained("on_timer()"):
-                self.fired += self._registry.timers[domain].fire(now, call)
+                most = MOST_LAST_TIMERS if self._context.end_of_time else 0
+                self.fired += self._registry.timers[domain].fire(now, call, after_rows, most)
         element._domain = None
         element.time = None
         self._timings.add("timers", since)

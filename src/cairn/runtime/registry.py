@@ -110,7 +110,9 @@ class StateRegistry:
             )
         raise IncompatibleStateError(
             f"operator '{self.uid}', state '{spec.name}': stored is a {known.signature}, declared is a "
-            f"{spec.signature}. Declare it as it was, or give the new state another name; the stored state is intact.",
+            f"{spec.signature}. Declare it as it was, give the new state another name, or stop the job with its old "
+            "code by `cairn stop JOB --savepoint-dir DIR` and start the new code by `cairn run JOB.py -s SAVEPOINT`, "
+            "which converts the state where that can be done; the stored state is intact.",
             state=spec.name,
             stored=known.signature,
             declared=spec.signature,

@@ -131,6 +131,9 @@ def _run(
                     timings.add("emit", since)
                 gc.collect(0)
                 since = time.perf_counter()
+            for output in operator.fire_last_timers():
+                rows_out += output.num_rows
+                yield output
         except BaseException:
             operator.abandon()
             raise

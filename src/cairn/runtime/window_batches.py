@@ -85,25 +85,32 @@ class WindowAggregateOperator(ProcessOperator):
         registry = self._registry
         self._due = BulkTimers(EVENT_TIMERS, self._slots, registry.store)
         registry.timers[TimeDomain.EVENT_TIME] = self._due
+        self._ended = False
+        self._last: list[_Ints] = []
+        """Windows that got rows in the last epoch of a drained job."""
         self._tables: list[VectorTable] = [registry.vector(name, parse_type(ddl)) for name, ddl in self._plan.states]
 
     # Windows that are over.
 
-    def fire_timers(self) -> Iterator[pa.RecordBatch]:
-        """Put out the windows that ended before the watermark, and let those go that no late row can reach."""
+    def fire_timers(self, after_rows: bool = False) -> Iterator[pa.RecordBatch]:
+        """Put out the windows that ended before the watermark, and let those go that no late row can reach.
+
+        In the last epoch of a drained job all windows are over, but not before its rows.
+        """
         since = time.perf_counter()
         watermark = self._context.watermark
-        if watermark == NO_WATERMARK:
+        if watermark == NO_WATERMARK or self._context.end_of_time is not after_rows or self._ended:
             return
-        times, keys = self._due.take(watermark)
+        self._ended = after_rows
+        times, keys = self._due.take(watermark, after_rows)
         if len(times) == 0:
             return
         plan = self._plan
         slots = self._slots.add(keys)
         columns = self._codec.decode_columns(keys)
         ends = _millis(columns[-1]) + plan.size
-        self.fired = len(times)
-        over = times == ends
+        self.fired += len(times)
+        over = (times == ends) | np.isin(slots, np.concatenate([np.zeros(0, np.int64), *self._last]))
         result = None
         if over.any():
             result = self._results(slots[over], [_picked(column, over) for column in columns], ends[over])
@@ -137,7 +144,7 @@ class WindowAggregateOperator(ProcessOperator):
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         since = time.perf_counter()
         plan = self._plan
-        watermark = self._context.watermark
+        watermark = NO_WATERMARK if self._context.end_of_time else self._context.watermark
         column = batch.column(plan.start)
         if column.null_count:
             raise UserFunctionError(
@@ -161,6 +168,8 @@ class WindowAggregateOperator(ProcessOperator):
         known = np.asarray(self._tables[-1].get(slots).is_valid())
         with self._explained("the aggregation"):
             self._fold(batch, chunk)
+        if self._context.end_of_time:
+            self._last.append(slots)
         new = ~known
         due = np.where(end_of > watermark, end_of, end_of + plan.lateness)
         self._due.register_many(due[new], slots[new])

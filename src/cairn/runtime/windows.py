@@ -57,6 +57,8 @@ class WindowOperator(KeyedProcessFunction):
         self._event_time = self._assigner.is_event_time()
         self._contents = contents_of(self._kept, runtime_context)
         self._timers = WindowTimers(runtime_context)
+        self._put_off: set[tuple[Any, int]] = set()
+        """In the last epoch of a drained job: timers that wait for its rows, which still belong to open windows."""
         self._scope = Scope()
         self._trigger_states = WindowStates(runtime_context, self._scope, "trigger")
         self._merging: MergingWindows | None = None
@@ -88,7 +90,7 @@ class WindowOperator(KeyedProcessFunction):
                     "a row has no event time, so no event-time window: filter out rows whose time is null"
                 )
             at = service.current_processing_time()
-        view = _View(self, ctx)
+        view = _View(self, ctx, at_end=False)
         in_time = False
         for assigned in self._assigner.assign_windows(value, at, view):
             window = assigned
@@ -129,7 +131,13 @@ class WindowOperator(KeyedProcessFunction):
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
         domain = ctx.time_domain()
         time = timestamp - 1
-        view = _View(self, ctx)
+        if ctx.timer_service().end_of_time and domain is TimeDomain.EVENT_TIME:
+            mark = (ctx.get_current_key(), timestamp)
+            if mark not in self._put_off:
+                self._put_off.add(mark)
+                ctx.timer_service().register_event_time_timer(timestamp)
+                return
+        view = _View(self, ctx, at_end=True)
         for numbers in self._timers.take(domain, timestamp):
             place = self._place(numbers)
             if place is None:
@@ -185,13 +193,16 @@ class _View:
     `ProcessWindowFunction.Context` in one, for one element or timer.
     """
 
-    def __init__(self, operator: WindowOperator, ctx: Any) -> None:
+    def __init__(self, operator: WindowOperator, ctx: Any, at_end: bool) -> None:
         self._operator = operator
         self._ctx = ctx
         self._service = ctx.timer_service()
         watermark: int = self._service.current_watermark()
         self.watermark = watermark - 1 if watermark > NO_WATERMARK else watermark
-        """Flink's: nothing at or before this time will come."""
+        """Flink's: nothing at or before this time will come. For the rows of the last epoch of a drained job, that of
+        no time at all: they are not late, and their windows fire after them."""
+        if self._service.end_of_time and not at_end:
+            self.watermark = NO_WATERMARK
         self._window: Any = None
         self.numbers: Numbers = (0, 0)
         self._sources: list[Numbers] | None = None

@@ -3,19 +3,20 @@
 When timers fire. At the start of an epoch, before its rows, every timer at or below the epoch's time fires, in
 ascending time. A timer that `on_timer` registers at or below the epoch's time, but later than the timer that is
 firing, fires in the same sweep; one that is not later waits for the next epoch, so a timer that re-arms itself cannot
-keep an epoch from ending. A timer that a row registers for a time already passed fires in the next epoch.
+keep an epoch from ending. A timer that a row registers for a time already passed fires in the next epoch. The last
+epoch of a job that is drained has no next one: what is registered in it fires in it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from cairn.errors import InvalidInputError
+from cairn.errors import InvalidInputError, StateMisuseError
 from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.slots import KeySlots
@@ -58,8 +59,11 @@ class TimerTable:
         self._slots.key()
         return int(self._slots.current[0])
 
-    def fire(self, now: int, call: Callable[[int], None]) -> int:
-        """Call `call(time)` for each due timer with its key as the current one. Returns how many fired."""
+    def fire(self, now: int, call: Callable[[int], None], added: bool = False, most: int = 0) -> int:
+        """Call `call(time)` for each due timer with its key as the current one. Returns how many fired.
+
+        With `added`, those that this epoch registered are due as well. More than `most` of them, if given, are refused.
+        """
         due = []
         keys = []
         for raw, _ in self._store.scan(self.name):
@@ -68,11 +72,12 @@ class TimerTable:
                 break
             due.append(time)
             keys.append(raw[8:])
-        if not due:
+        fresh = sorted(timer for timer in self._added if timer[0] <= now) if added else []
+        if not due and not fresh:
             return 0
         distinct = list(dict.fromkeys(keys))
         places = dict(zip(distinct, self._slots.add(pa.array(distinct, pa.binary())).tolist(), strict=True))
-        self._sweep = [(time, places[key]) for time, key in zip(due, keys, strict=True)]
+        self._sweep = [(time, places[key]) for time, key in zip(due, keys, strict=True)] + fresh
         waiting = set(self._sweep)
         heapq.heapify(self._sweep)
         self._limit = now
@@ -90,6 +95,11 @@ class TimerTable:
             self._slots.current[0] = timer[1]
             call(timer[0])
             fired += 1
+            if most and fired > most:
+                raise StateMisuseError(
+                    f"more than {most} timers fired at the end of event time, so they seem to register each other "
+                    "without end; stop the job without drain, or register no timer when the watermark is at its end"
+                )
         self._slots.current[0] = None
         self._sweep = None
         return fired
@@ -116,18 +126,36 @@ class BulkTimers(TimerTable):
         self._set = np.zeros(0, dtype=bool)
         self._taken: tuple[pa.Array, pa.Array] | None = None
 
-    def take(self, now: int) -> tuple[np.ndarray[Any, Any], pa.Array]:
-        """Remove the timers at or below a time, before any is set: their times, ascending, and their keys."""
+    def take(self, now: int, added: bool = False) -> tuple[np.ndarray[Any, Any], pa.Array]:
+        """Remove the timers at or below a time: their times, ascending, and their keys. To be called once an epoch.
+
+        Those that this epoch set are not among them, except with `added`.
+        """
         found = []
         for raw, _ in self._store.scan(self.name):
             if codec.time_value(raw) > now:
                 break
             found.append(raw)
-        entries = pa.array([raw[:8] for raw in found], pa.binary())
-        keys = pa.array([raw[8:] for raw in found], pa.binary())
+        if added:
+            found = self._with_added(found, now)
+        entries, keys = _columns(found)
         if found:
             self._taken = (entries, keys)
+        if added:  # a key may have two then: what was stored, and what was set; the first of them counts
+            entries, keys = _columns({raw[8:]: raw for raw in reversed(found)}.values())
         return codec.ordered_numbers(entries), keys
+
+    def _with_added(self, stored: list[bytes], now: int) -> list[bytes]:
+        """Stored timers, and those that were set in this epoch, which are forgotten."""
+        names = self._slots.keys
+        fresh = [
+            codec.time_bytes(time) + names[place]
+            for times, places in zip(self._times, self._places, strict=True)
+            for time, place in zip(times.tolist(), places.tolist(), strict=True)
+            if time <= now
+        ]
+        self._times, self._places = [], []
+        return sorted({*stored, *fresh})
 
     def register_many(self, times: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> None:
         """Set timers of distinct slots; a slot for which one was set in this epoch is left out."""
@@ -152,6 +180,12 @@ class BulkTimers(TimerTable):
         values = pa.array([b""] * count + [None] * (total - count), pa.binary())
         columns = {"key": pa.concat_arrays(keys), "entry": pa.concat_arrays(entries), "value": values}
         return Section(self.name, "timer", Storage.BYTES, False, sorted_table(columns))
+
+
+def _columns(timers: Iterable[bytes]) -> tuple[pa.Array, pa.Array]:
+    """Times and keys of timers as the store has them, in their order."""
+    ordered = sorted(timers)
+    return pa.array([raw[:8] for raw in ordered], pa.binary()), pa.array([raw[8:] for raw in ordered], pa.binary())
 
 
 def _checked(timestamp: int) -> int:

@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 
@@ -202,7 +202,8 @@ class CheckpointStore:
                 info = msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
             except (NotFoundError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or cut off by a crash: statistics only
-            gone = info.path != "" and info.id not in retained
+            own = info.type is not CheckpointType.SAVEPOINT  # a savepoint is its owner's, wherever it lies
+            gone = own and info.path != "" and info.id not in retained
             found[info.id] = msgspec.structs.replace(info, discarded=gone) if gone else info
         for number in retained - set(found):
             try:

@@ -102,7 +102,7 @@ def compact(
 ) -> Iterator[tuple[KeyGroupRange, list[Section]]]:
     """The merged sections of a range, in portions of about `FILE_BYTES`, each with the groups that it covers.
 
-    Values come out in the order of their keys over all portions.
+    Values come out in the order of their keys over all portions. `wanted` chooses among the sections of the files.
     """
     opened: dict[tuple[str, str, str, bool], list[_OpenSection]] = {}
     for handle in handles:

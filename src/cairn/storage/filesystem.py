@@ -67,6 +67,9 @@ class FileSystem(Protocol):
     def move(self, source: str, target: str) -> None:
         """Move a file to a name that must not exist, durable on return."""
 
+    def rename(self, source: str, target: str) -> None:
+        """Give a folder a name that must not exist, atomically and durable on return; `FileExistsError` if it does."""
+
 
 def _storage_error(what: str, path: str, error: OSError) -> StorageError:
     hint = {
@@ -213,6 +216,18 @@ class LocalFileSystem:
             raise FileExistsError(errno.EEXIST, "the file exists already", full_target) from None
         except OSError as error:
             raise _storage_error("move", full_source, error) from error
+
+    def rename(self, source: str, target: str) -> None:
+        full_source, full_target = self._full(source), self._full(target)
+        try:
+            if os.path.lexists(full_target):
+                os.rmdir(full_target)  # an empty folder may be there; anything else stays and is refused
+            os.rename(full_source, full_target)
+            sync(os.path.dirname(full_target))
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, "the folder exists already", full_target) from None
+            raise _storage_error("rename", full_source, error) from error
 
 
 def sync(path: str) -> None:

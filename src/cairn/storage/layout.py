@@ -11,8 +11,17 @@
     chk-<n>/_reading-<token>      somebody is reading it
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
+    claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
+    stopping/<request>            the job is being stopped with a savepoint
     tables/<name>/                data of `TableSink`
     spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
+
+Of a savepoint, which lies anywhere::
+
+    _metadata                               what it consists of
+    _claimed                                the job that it was handed to
+    tables/<uid>/<state>/<part>.parquet     the rows of a state
+    sources/<n>/...                         logs of Spark's sources
 """
 
 from __future__ import annotations
@@ -32,10 +41,18 @@ HISTORY = "history"
 CONTROL = "control"
 METADATA = "_metadata"
 READING = "_reading-"
+CLAIMED = "_claimed"
+SOURCES = "sources"
+CLAIMS = "claims"
+STOPPING = "stopping"
 
 _DIGITS = 20
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
+_STATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ .\-]{0,127}")
+_TIMERS = {"_timers.event": "_timers_event", "_timers.processing": "_timers_processing"}
+_PROGRESS = re.compile(r"\.savepoint-[A-Za-z0-9_\-]{1,64}\.inprogress")
+_SOURCE_FILE = re.compile(r"sources/\d{1,9}(/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}){1,8}")
 
 
 def slug(name: str) -> str:
@@ -108,6 +125,14 @@ def history_path(number: int) -> str:
     return f"{HISTORY}/{number:0{_DIGITS}d}"
 
 
+def claim_path(epoch: int) -> str:
+    return f"{CLAIMS}/{epoch:0{_DIGITS}d}"
+
+
+def stopping_path(request: str) -> str:
+    return f"{STOPPING}/{checked(request, 'request id')}"
+
+
 def number_of(path: str) -> int | None:
     """The run or epoch number in a path, or None if the name is not one of ours."""
     name = path.rsplit("/", 1)[-1]
@@ -126,6 +151,41 @@ def snapshot_path(uid: str, epoch: int, run: int, first_group: int, token: str) 
 def restored_delta_path(uid: str, epoch: int, run: int, first_group: int, token: str) -> str:
     """A delta that a restore brought in from elsewhere."""
     return f"{SHARED}/{uid}/{epoch:012d}-{run}-r{first_group}-{token}.state"
+
+
+def savepoint_name(job_id: str, token: str) -> str:
+    return f"savepoint-{checked(job_id, 'job id')}-{token}"
+
+
+def savepoint_progress(token: str) -> str:
+    """The folder of a savepoint while it is written: hidden, and no savepoint to any reader."""
+    return f".savepoint-{token}.inprogress"
+
+
+def is_savepoint_progress(name: str) -> bool:
+    return _PROGRESS.fullmatch(name) is not None
+
+
+def table_folder(uid: str, state: str) -> str:
+    """The folder of a state's table in a savepoint."""
+    if state not in _TIMERS and not _STATE.fullmatch(state):
+        raise InvalidInputError(f"state name {state!r} cannot be part of a path", name=state)
+    return f"{TABLES}/{checked(uid, 'uid')}/{_TIMERS.get(state, state)}"
+
+
+def table_part(uid: str, state: str, first_group: int, token: str) -> str:
+    return f"{table_folder(uid, state)}/g{first_group:05d}-{token}.parquet"
+
+
+def is_table_part(path: str, uid: str, state: str) -> bool:
+    """Whether a path that a savepoint names is that of a file of this state's table, and nothing else."""
+    folder, _, name = path.rpartition("/")
+    return folder == table_folder(uid, state) and name.endswith(".parquet") and _SAFE.fullmatch(name) is not None
+
+
+def is_source_file(path: str) -> bool:
+    """Whether a path that a savepoint names is that of a source's log."""
+    return _SOURCE_FILE.fullmatch(path) is not None and not path.endswith("..")
 
 
 def made_by(path: str) -> tuple[int, int, bool] | None:

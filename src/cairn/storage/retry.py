@@ -135,3 +135,14 @@ class RetryingFileSystem:
                     raise
 
         self._try(f"move {source}", attempt)
+
+    def rename(self, source: str, target: str) -> None:
+        def attempt(failed: int) -> None:
+            try:
+                self.inner.rename(source, target)
+            except StorageError as error:
+                gone = error.facts.get("errno") == errno.ENOENT
+                if not (failed and gone and target.rpartition("/")[2] in self.inner.folders(target.rpartition("/")[0])):
+                    raise
+
+        self._try(f"rename {source}", attempt)

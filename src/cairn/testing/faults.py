@@ -24,7 +24,7 @@ _Infos = list[FileInfo]
 _Names = list[str]
 KINDS = ("error", "full", "busy", "slow", "crash", "torn", "copied", "overwrite")
 _ONLY_FOR = {"torn": "create", "copied": "move", "overwrite": "create"}
-OPERATIONS = ("create", "read", "exists", "list", "walk", "folders", "delete", "prune", "move")
+OPERATIONS = ("create", "read", "exists", "list", "walk", "folders", "delete", "prune", "move", "rename")
 
 
 class Crash(BaseException):
@@ -211,6 +211,11 @@ class FaultyFileSystem:
             self.inner.move(source, target)
         self._changes += [(self.calls, source, before), (self.calls, target, None)]
         self._leave(fault, "move", source)
+
+    def rename(self, source: str, target: str) -> None:
+        fault = self._enter("rename", target)
+        self.inner.rename(source, target)
+        self._leave(fault, "rename", target)
 
     def _info(self, path: str) -> FileInfo | None:
         folder = path.rpartition("/")[0]

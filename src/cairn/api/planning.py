@@ -1,0 +1,331 @@
+"""What a restore would do: which operators and states are found again, what changes, and what stands in the way.
+
+Nothing is started and nothing is changed here. `cairn plan` prints the plan, a restore refuses what `check` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cairn.api.snapshots import Snapshot, StoredOperator
+from cairn.api.sources import SourcePlan, match_sources, positions_of
+from cairn.config import Settings
+from cairn.errors import IncompatibleStateError
+from cairn.model.ddl import parse_type
+from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, compare
+from cairn.model.keygroups import default_max_parallelism
+from cairn.model.manifest import StateSpec
+from cairn.runtime.probe import Declared
+from cairn.state.columns import is_pickled
+from cairn.state.convert import Conversion
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What the planned job is, as far as state goes."""
+
+    operators: Mapping[str, str]
+    """The key (DDL of its columns) of every operator, by uid."""
+    declared: Mapping[str, Declared]
+    parallelism: int
+    max_parallelism: int
+    """0 if the job leaves it open: then that of the snapshot is taken."""
+    sources: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """One stored state: what it becomes, and how."""
+
+    stored: StateSpec
+    becomes: StateSpec
+    how: str
+    """`same`, `changed`, `carried` (the code does not declare it), `unknown` (the code could not be asked)."""
+    steps: tuple[str, ...] = ()
+    defaults: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def rewrite(self) -> bool:
+        """Whether the stored bytes do not serve as they are."""
+        return self.stored.signature != self.becomes.signature or self.stored.name != self.becomes.name
+
+    @property
+    def conversion(self) -> Conversion | None:
+        if self.stored.value_type == self.becomes.value_type:
+            return None
+        return Conversion(self.stored.value_type, self.becomes.value_type, self.defaults)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRestore:
+    """One operator of the job that has stored state."""
+
+    uid: str
+    stored: StoredOperator
+    states: tuple[StatePlan, ...]
+    new_states: tuple[str, ...]
+    failure: str = ""
+    """Why it is not known what the code declares."""
+
+    @property
+    def rewrite(self) -> bool:
+        return any(state.rewrite for state in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """All that a restore would do."""
+
+    snapshot: Snapshot
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorRestore, ...]
+    new: tuple[str, ...]
+    unclaimed: tuple[str, ...]
+    sources: SourcePlan
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def operator(self, uid: str) -> OperatorRestore | None:
+        return next((operator for operator in self.operators if operator.uid == uid), None)
+
+    def check(self) -> None:
+        """Raise if the restore is refused, with everything that stands in the way."""
+        if not self.problems:
+            return
+        raise IncompatibleStateError(
+            f"the job cannot start from {self.snapshot.path}: " + "\n".join(self.problems) + "\nNothing was changed.",
+            problems=list(self.problems),
+            path=self.snapshot.path,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        rescaled = {old.stored.parallelism for old in self.operators} - {self.parallelism}
+        return {
+            "snapshot": self.snapshot.path,
+            "kind": self.snapshot.what,
+            "epoch": self.snapshot.epoch,
+            "possible": not self.problems,
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "parallelism": {"stored": sorted(rescaled) or [self.parallelism], "job": self.parallelism},
+            "max_parallelism": self.max_parallelism,
+            "matched": [_operator_document(operator) for operator in self.operators],
+            "new": list(self.new),
+            "missing": list(self.unclaimed),
+            "sources": [
+                {"number": number, "name": match.name, "from": match.stored}
+                for number, match in enumerate(self.sources.matches)
+            ],
+            "sources_left": list(self.sources.left),
+        }
+
+
+def _operator_document(operator: OperatorRestore) -> dict[str, Any]:
+    return {
+        "uid": operator.uid,
+        "stored_uid": operator.stored.uid,
+        "name": operator.stored.name,
+        "rows": operator.stored.rows,
+        "unknown": operator.failure,
+        "states": [
+            {
+                "name": state.becomes.name,
+                "stored": state.stored.signature,
+                "becomes": state.becomes.signature,
+                "how": state.how,
+                "changes": list(state.steps),
+            }
+            for state in operator.states
+        ],
+        "new_states": list(operator.new_states),
+    }
+
+
+def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool = False) -> RestorePlan:
+    """Compare a snapshot with a job. `own` says that the snapshot was taken by this very job."""
+    problems: list[str] = []
+    notes: list[str] = []
+    uids, states = _renames(snapshot, settings.renames, job, problems)
+    groups = _groups(snapshot, job, problems)
+    operators = []
+    unclaimed = []
+    for stored in snapshot.operators:
+        uid = uids.get(stored.uid, stored.uid)
+        key = job.operators.get(uid)
+        if key is None:
+            if not stored.empty:
+                unclaimed.append(stored.uid)
+            continue
+        if key != stored.key_type:
+            problems.append(
+                f"operator '{uid}': its stored state is keyed by ({stored.key_type}), the job keys by ({key}). The "
+                "type of a key never changes: key it as before, or give the operator a new uid."
+            )
+        operators.append(_operator(uid, stored, job.declared.get(uid), states, problems))
+    if not own and snapshot.savepoint is not None:
+        _refuse_pickles(operators, settings, problems)
+    _judge_unclaimed(snapshot, unclaimed, job, settings, problems, notes)
+    matched = {operator.uid for operator in operators}
+    new = tuple(uid for uid in job.operators if uid not in matched)
+    positions = len(positions_of(snapshot.offsets)) if snapshot.offsets else 0
+    names = list(snapshot.source_names)
+    sources = match_sources(names if snapshot.offsets else [], positions, job.sources)
+    notes += sources.notes
+    if snapshot.drained:
+        notes.append("the savepoint was taken after a drain: its event-time timers have all fired")
+    notes += [
+        f"operator '{op.uid}': its states are unknown until it runs: {op.failure}" for op in operators if op.failure
+    ]
+    return RestorePlan(
+        snapshot,
+        job.parallelism,
+        groups,
+        tuple(operators),
+        new,
+        tuple(unclaimed),
+        sources,
+        tuple(problems),
+        tuple(notes),
+    )
+
+
+def _groups(snapshot: Snapshot, job: JobShape, problems: list[str]) -> int:
+    stored = snapshot.max_parallelism
+    if job.max_parallelism not in (0, stored):
+        problems.append(
+            f"Max parallelism mismatch: the {snapshot.what} has {stored} key groups, this job asks for "
+            f"{job.max_parallelism}. Call set_max_parallelism({stored}), or leave it out to take that of the snapshot."
+        )
+    if job.parallelism > stored:
+        problems.append(
+            f"parallelism {job.parallelism} is above the {stored} key groups of the {snapshot.what}: use {stored} or "
+            "less"
+        )
+    return job.max_parallelism or stored or default_max_parallelism(job.parallelism)
+
+
+def _operator(
+    uid: str,
+    stored: StoredOperator,
+    declared: Declared | None,
+    renames: Mapping[tuple[str, str], str],
+    problems: list[str],
+) -> OperatorRestore:
+    made = []
+    failure = declared.failure if declared is not None else "nobody asked it"
+    taken: dict[str, str] = {}
+    for spec in stored.states:
+        name = renames.get((stored.uid, spec.name), spec.name)
+        if name in taken:
+            problems.append(f"operator '{uid}': both '{taken[name]}' and '{spec.name}' would become state '{name}'")
+            continue
+        taken[name] = spec.name
+        wanted = declared.state(name) if declared is not None and not failure else None
+        made.append(_state(uid, spec, name, wanted, failure, problems))
+    known = {plan.becomes.name for plan in made}
+    fresh = [] if declared is None else [d.spec.name for d in declared.states if d.spec.name not in known]
+    return OperatorRestore(uid, stored, tuple(made), tuple(fresh), failure)
+
+
+def _state(
+    uid: str, spec: StateSpec, name: str, wanted: StateDeclaration | None, failure: str, problems: list[str]
+) -> StatePlan:
+    renamed = StateSpec(name, spec.kind, spec.value_type, spec.key_type, spec.ttl_ms, spec.cleanup_at_snapshot)
+    if wanted is None:
+        steps = (f"renamed from '{spec.name}'",) if name != spec.name else ()
+        how = "same" if spec.kind == "timer" else "unknown" if failure else "carried"
+        return StatePlan(spec, renamed, how, steps)
+    told = compare(spec, wanted.spec)
+    if not told.allowed:
+        problems.append(_refusal(uid, told))
+        return StatePlan(spec, renamed, "refused", told.steps)
+    return StatePlan(spec, wanted.spec, "same" if not told.steps else "changed", told.steps, wanted.defaults)
+
+
+def _refusal(uid: str, told: StateChange) -> str:
+    return (
+        f"operator '{uid}', state '{told.new.name}': {'; '.join(told.problems)}.\n{both_schemas(told.old, told.new)}\n"
+        "  Declare it as it was, give the new state another name, or convert it: read it with "
+        "Savepoint.read_keyed_state, change it with Spark and write it with Savepoint.with_keyed_state."
+    )
+
+
+def _refuse_pickles(operators: Sequence[OperatorRestore], settings: Settings, problems: list[str]) -> None:
+    """Opening a pickle runs what it says. One that another job made is opened only if the user names it."""
+    for operator in operators:
+        for state in operator.states:
+            name = f"{operator.uid}.{state.becomes.name}"
+            held = state.stored.kind != "timer" and is_pickled(parse_type(state.stored.value_type))
+            if held and state.how != "carried" and name not in settings.allow_pickled:
+                problems.append(
+                    f"state '{name}' is pickled, and the savepoint was not taken by this job: opening it runs whatever "
+                    f"it holds. If you trust it, set cairn.restore.allow-pickled={name}."
+                )
+
+
+def _judge_unclaimed(
+    snapshot: Snapshot,
+    unclaimed: Sequence[str],
+    job: JobShape,
+    settings: Settings,
+    problems: list[str],
+    notes: list[str],
+) -> None:
+    if not unclaimed:
+        return
+    names = ", ".join(f"'{uid}'" for uid in unclaimed)
+    if settings.ignore_unclaimed:
+        notes.append(f"the state of {names} is dropped, as execution.state-recovery.ignore-unclaimed-state allows")
+        return
+    problems.append(
+        f"the {snapshot.what} (epoch {snapshot.epoch}) holds state of {names}, which the job no longer has (it has "
+        f"{', '.join(sorted(job.operators)) or 'no operators'}). Give the operator its uid back, name its new uid in "
+        "cairn.restore.renames, or set execution.state-recovery.ignore-unclaimed-state=true "
+        "(--allow-non-restored-state) to drop that state."
+    )
+
+
+def _renames(
+    snapshot: Snapshot, given: Mapping[str, str], job: JobShape, problems: list[str]
+) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """The mapping of renamed uids, and that of renamed states, by the uid and name that the snapshot has."""
+    stored = {operator.uid: operator for operator in snapshot.operators}
+    uids = {old: new for old, new in given.items() if old in stored}
+    for old, new in uids.items():
+        if new not in job.operators:
+            problems.append(f"cairn.restore.renames: '{old}' is to become '{new}', which the job does not have")
+        if new in stored and new not in uids:
+            problems.append(
+                f"cairn.restore.renames: '{old}' is to become '{new}', and the snapshot has one of that name"
+            )
+    states: dict[tuple[str, str], str] = {}
+    for old, new in given.items():
+        if old in uids:
+            continue
+        owner = next(
+            (
+                operator
+                for operator in stored.values()
+                for prefix in (operator.uid, uids.get(operator.uid, operator.uid))
+                if any(old == f"{prefix}.{spec.name}" for spec in operator.states)
+            ),
+            None,
+        )
+        if owner is None:
+            problems.append(f"cairn.restore.renames: the {snapshot.what} has nothing that is called '{old}'")
+            continue
+        prefixes = (owner.uid, uids.get(owner.uid, owner.uid))
+        state = next(spec.name for spec in owner.states for prefix in prefixes if old == f"{prefix}.{spec.name}")
+        target = next((new.removeprefix(f"{p}.") for p in prefixes if new.startswith(f"{p}.")), "")
+        if not target:
+            problems.append(
+                f"cairn.restore.renames: '{old}' can only become another state of the same operator, such as "
+                f"'{prefixes[-1]}.<name>', not '{new}'"
+            )
+            continue
+        states[owner.uid, state] = target
+    return uids, states

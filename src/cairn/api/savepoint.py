@@ -1,0 +1,426 @@
+"""`Savepoint`: the state of a job as tables, to be read, compared, edited and made, without the job.
+
+Everything that takes long runs on Spark. Editing is lazy: each call gives a new `Savepoint`, and `write` does the
+work. What was loaded is never changed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import xxhash
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import cairn
+from cairn.api.diff import diff_rows, diff_summary
+from cairn.api.frames import FrameRows, fit, frame_of, spark_schema, write_frame
+from cairn.api.sources import COMPACT_INTERVAL, copy_sources
+from cairn.errors import CairnError, InvalidInputError, NotFoundError, from_traceback
+from cairn.model.ddl import parse_columns
+from cairn.model.descriptors import StateDescriptor
+from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
+from cairn.model.manifest import StateSpec
+from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
+from cairn.runtime.registry import spec_of
+from cairn.runtime.savepoint import TableWork, WrittenPart, file_order, write_tables
+from cairn.runtime.snapshots import (
+    TIMERS,
+    ChainRows,
+    FileRows,
+    Snapshot,
+    SnapshotOperator,
+    SnapshotState,
+    as_python,
+    checked_key,
+    find_rows,
+    open_snapshot,
+    ranges,
+)
+from cairn.state.codec import KeyCodec
+from cairn.state.typed import table_schema
+from cairn.storage import layout
+from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.savepoints import SavepointFolder, mapped
+
+_PIECES = 4
+_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
+
+
+@dataclass(frozen=True)
+class OperatorInfo:
+    """An operator of a savepoint."""
+
+    uid: str
+    name: str
+    parallelism: int
+    key_type: str
+    """DDL of its key columns."""
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StateInfo:
+    """A state of an operator. `rows` and `size` are None where they are not known without reading: in a checkpoint."""
+
+    uid: str
+    name: str
+    kind: str
+    value_type: str
+    key_type: str
+    """Of a map: the type of its keys."""
+    ttl_ms: int
+    pickled: bool
+    columns: tuple[str, ...]
+    rows: int | None
+    size: int | None
+
+
+class Savepoint:
+    """The state of a job at one moment, from a savepoint or a `chk-<n>`; see `load` and `create`."""
+
+    def __init__(self, spark: SparkSession | None, snapshot: Snapshot, allow_pickled: Iterable[str] = ()) -> None:
+        self._spark = spark
+        self._snapshot = snapshot
+        self._allowed = frozenset(allow_pickled)
+
+    @staticmethod
+    def load(spark: SparkSession, path: str, allow_pickled: Iterable[str] = ()) -> Savepoint:
+        """Open a savepoint, a checkpoint (`chk-<n>`), or the newest checkpoint of a job's directory.
+
+        Only metadata is read here. Pickled values are given as bytes; `lookup` opens those of the states that
+        `allow_pickled` names as `"uid.state"`. Opening a pickle runs code that is in it: allow it only for savepoints
+        whose origin you trust.
+        """
+        allowed = [allow_pickled] if isinstance(allow_pickled, str) else list(allow_pickled)
+        snapshot = open_snapshot(path)
+        there = [f"{op.uid}.{state.name}" for op in snapshot.operators.values() for state in op.states.values()]
+        for name in allowed:
+            if name not in there:
+                raise NotFoundError(
+                    f"allow_pickled names '{name}'; {snapshot.path} has {', '.join(there) or 'no state'}"
+                )
+        return Savepoint(spark, snapshot, allowed)
+
+    @staticmethod
+    def create(max_parallelism: int = MIN_DEFAULT_MAX_PARALLELISM, name: str = "bootstrap") -> Savepoint:
+        """A savepoint without operators, to be filled from batch data with `with_keyed_state`.
+
+        A job that starts from it gets this `max_parallelism` for good, and reads its sources from their beginning.
+        """
+        validate(1, max_parallelism)
+        metadata = SavepointMetadata(0, layout.slug(name), name, 0, max_parallelism, [])
+        return Savepoint(None, Snapshot("(new)", metadata, {}))
+
+    def __repr__(self) -> str:
+        return f"Savepoint({self._snapshot.path!r}, operators={list(self._snapshot.operators)})"
+
+    # Looking.
+
+    @property
+    def path(self) -> str:
+        return self._snapshot.path
+
+    @property
+    def metadata(self) -> SavepointMetadata:
+        """Job, epoch, positions of the sources; without the operators, which `operators` tells."""
+        return self._snapshot.metadata
+
+    @property
+    def max_parallelism(self) -> int:
+        return self._snapshot.metadata.max_parallelism
+
+    def operators(self) -> list[OperatorInfo]:
+        return [
+            OperatorInfo(
+                op.uid, op.name, op.parallelism, op.key_type, tuple(state.name for state in op.states.values())
+            )
+            for op in self._snapshot.operators.values()
+        ]
+
+    def states(self, uid: str) -> list[StateInfo]:
+        """The states of an operator; its timers are `_timers_event` and `_timers_processing`."""
+        return [
+            StateInfo(
+                uid, state.name, state.spec.kind, state.spec.value_type, state.spec.key_type, state.spec.ttl_ms,
+                state.pickled, tuple(state.schema.names), state.rows, state.size,
+            )
+            for state in self._snapshot.operator(uid).states.values()
+        ]  # fmt: skip
+
+    def read_keyed_state(self, uid: str, state: str) -> DataFrame:
+        """The rows of a state: key columns, `key_group`, and `value`, `map_key`, `position` or `timestamp` as the
+        kind has them. The files are compared with their checksums first."""
+        operator = self._snapshot.operator(uid)
+        return frame_of(self._session(), self._snapshot, operator, operator.state(state))
+
+    def read_timers(self, uid: str, domain: str = "event") -> DataFrame:
+        """The timers of an operator: key columns, `key_group`, `timestamp` in milliseconds."""
+        if f"_timers_{domain}" not in TIMERS:
+            raise InvalidInputError(f"timers are of the domain 'event' or 'processing', not {domain!r}")
+        operator = self._snapshot.operator(uid)
+        if TIMERS[f"_timers_{domain}"] in operator.states:
+            return self.read_keyed_state(uid, f"_timers_{domain}")
+        _, schema = table_schema(operator.keys, StateSpec(TIMERS[f"_timers_{domain}"], "timer", "binary"))
+        return self._session().createDataFrame([], spark_schema(schema))
+
+    def lookup(self, uid: str, state: str, key: Any) -> Any:
+        """The state of one key as user code sees it: a value or None, a list, a dict, or the times of timers.
+
+        `key` is a value, a tuple for several key columns, or a dict by column. No Spark job runs.
+        """
+        operator = self._snapshot.operator(uid)
+        found = operator.state(state)
+        allowed = f"{uid}.{found.name}" in self._allowed
+        if isinstance(found.origin, FrameRows):
+            return self._lookup_in_frame(operator, found, key, allowed)
+        return as_python(found, find_rows(self._snapshot, operator, found, key), allowed)
+
+    def _lookup_in_frame(self, operator: SnapshotOperator, state: SnapshotState, key: Any, allowed: bool) -> Any:
+        frame = frame_of(self._session(), self._snapshot, operator, state)
+        for (name, _), value in zip(operator.keys, checked_key(operator, key), strict=True):
+            frame = frame.filter(F.col(f"`{name}`") == F.lit(value))
+        return as_python(state, frame.toArrow().cast(state.schema), allowed)
+
+    def diff(self, other: Savepoint, uid: str | None = None, state: str | None = None) -> DataFrame:
+        """What changed from this savepoint to another one.
+
+        Without names, a row for every state that either has: `uid, state, added, removed, changed`, counted in rows of
+        its table. With both names, a row for every difference: the columns that tell the row, `change` (added, removed,
+        changed), `before` and `after`. A state whose types differ is counted as removed and added.
+        """
+        mine, theirs = self._snapshot, other._snapshot
+        spark = self._spark or other._session()
+        if uid is None and state is None:
+            return diff_summary(spark, mine, theirs)
+        if uid is None or state is None:
+            raise InvalidInputError("name both uid and state, or neither of them")
+        return diff_rows(spark, mine, theirs, uid, state)
+
+    def _session(self) -> SparkSession:
+        spark = self._spark or SparkSession.getActiveSession()
+        if spark is None:
+            raise InvalidInputError("there is no Spark session; make one, or use Savepoint.load(spark, path)")
+        return spark
+
+    # Editing.
+
+    def with_keyed_state(
+        self,
+        uid: str,
+        state: str | StateDescriptor,
+        df: DataFrame,
+        *,
+        key_by: str | Sequence[str] | None = None,
+        name: str | None = None,
+    ) -> Savepoint:
+        """This savepoint with the rows of a DataFrame as one state, instead of what was there.
+
+        A state that is there keeps its declaration; `df` has the columns of its table (`key_group` is not read, and
+        `last_access` may be missing). A new state is declared by a descriptor, or by its name alone: then its kind and
+        types follow from the columns (`map_key`: a map, `position`: a list, otherwise values). The first state of a
+        new operator needs `key_by`, the names of its key columns.
+
+        Columns are checked now. Null keys, two rows for one key and numbers that do not fit are refused by `write`,
+        with their counts.
+        """
+        if not isinstance(df, DataFrame):
+            raise InvalidInputError(f"with_keyed_state takes a DataFrame, not {type(df).__name__}")
+        layout.checked(uid, "uid")
+        operator = self._snapshot.operators.get(uid)
+        if operator is None:
+            operator = SnapshotOperator(uid, name or uid, 1, _key_type(uid, df, key_by), {})
+        elif key_by is not None and [key for key, _ in operator.keys] != _names(key_by):
+            raise InvalidInputError(
+                f"operator '{uid}' has the key ({operator.key_type}); it cannot be keyed by {key_by}"
+            )
+        label = state.name if isinstance(state, StateDescriptor) else TIMERS.get(state, state)
+        known = operator.states.get(label)
+        if isinstance(state, StateDescriptor):
+            spec = spec_of(state)
+            if known is not None and known.spec.signature != spec.signature:
+                raise InvalidInputError(
+                    f"operator '{uid}', state '{label}' is a {known.spec.signature}; it cannot become a "
+                    f"{spec.signature} here. Remove it first with remove_state."
+                )
+        else:
+            spec = known.spec if known is not None else _inferred(label, operator, df)
+        layout.table_folder(uid, spec.name)
+        columns, schema = table_schema(operator.keys, spec)
+        made = SnapshotState(spec, columns, schema, FrameRows(df))
+        fit(df, operator, made, self.max_parallelism)
+        states = {**operator.states, spec.name: made}
+        return self._with({**self._snapshot.operators, uid: replace(operator, states=states)}, df.sparkSession)
+
+    def remove_operator(self, uid: str) -> Savepoint:
+        self._snapshot.operator(uid)
+        return self._with({name: op for name, op in self._snapshot.operators.items() if name != uid})
+
+    def remove_state(self, uid: str, state: str) -> Savepoint:
+        operator = self._snapshot.operator(uid)
+        gone = operator.state(state).spec.name
+        states = {name: kept for name, kept in operator.states.items() if name != gone}
+        return self._with({**self._snapshot.operators, uid: replace(operator, states=states)})
+
+    def rename_operator(self, uid: str, new_uid: str) -> Savepoint:
+        """The operator under another uid, in its place."""
+        layout.checked(new_uid, "uid")
+        operator = self._snapshot.operator(uid)
+        if new_uid != uid and new_uid in self._snapshot.operators:
+            raise InvalidInputError(f"there is an operator '{new_uid}' already; remove or rename it first")
+        renamed = replace(operator, uid=new_uid)
+        return self._with({op.uid: op for op in (renamed if o is operator else o for o in self._all())})
+
+    def _all(self) -> Iterable[SnapshotOperator]:
+        return self._snapshot.operators.values()
+
+    def _with(self, operators: Mapping[str, SnapshotOperator], spark: SparkSession | None = None) -> Savepoint:
+        return Savepoint(self._spark or spark, replace(self._snapshot, operators=operators), self._allowed)
+
+    # Writing.
+
+    def write(self, path: str) -> Savepoint:
+        """Write a savepoint with all edits to a folder that does not exist yet, and load it.
+
+        Tables that were not edited are copied byte by byte. If anything is refused or fails, nothing is left behind.
+        """
+        root = local_root(path)
+        parent, name = os.path.split(root)
+        if os.path.lexists(root) and not (os.path.isdir(root) and not os.listdir(root)):
+            raise InvalidInputError(f"{root} exists already; a savepoint overwrites nothing", path=root)
+        if layout.is_savepoint_progress(name) or layout.checkpoint_number(name) is not None:
+            raise InvalidInputError(f"'{name}' cannot be the name of a savepoint; take another one", path=root)
+        now_ms = int(time.time() * 1000)
+        folder = SavepointFolder.begin(parent)
+        try:
+            operators = [self._write_operator(operator, folder.path, now_ms) for operator in self._all()]
+            metadata = msgspec.structs.replace(
+                self._snapshot.metadata,
+                id=0,
+                created_ms=now_ms,
+                operators=operators,
+                sources=self._write_sources(folder.path),
+                version=cairn.__version__,
+            )
+            made = folder.complete(metadata, name)
+        except BaseException as error:
+            folder.abort()
+            told = None if isinstance(error, CairnError) else from_traceback(str(error))
+            if told is not None:
+                raise told from error
+            raise
+        return Savepoint(self._spark, open_snapshot(made), ())
+
+    def _write_operator(self, operator: SnapshotOperator, target: str, now_ms: int) -> SavepointOperator:
+        tables = []
+        for state in operator.states.values():
+            if isinstance(state.origin, FileRows):
+                files = self._copy(operator.uid, state, target)
+            elif isinstance(state.origin, FrameRows):
+                parts = write_frame(state.origin.frame, self._snapshot, operator, state, target, now_ms)
+                files = [part.file for part in parts]
+            else:
+                files = self._merge(operator.uid, state.origin, target)
+            tables.append(StateTable(state.spec, state.columns, sorted(files, key=file_order)))
+        return SavepointOperator(operator.uid, operator.name, operator.parallelism, operator.key_type, tables)
+
+    def _copy(self, uid: str, state: SnapshotState, target: str) -> list[TableFile]:
+        """The files of a table that was not edited, verified on their way, under the operator's present uid."""
+        origin: FileRows = state.origin
+        folder = layout.table_folder(uid, state.spec.name)
+        pairs = [
+            (file, msgspec.structs.replace(file, path=f"{folder}/{file.path.rpartition('/')[2]}"))
+            for file in origin.table.files
+        ]
+        work = [(origin.root, old, target, new.path) for old, new in pairs]
+        if len(work) > 8:
+            self._session().sparkContext.parallelize(work, len(work)).foreach(_copy_file)
+        else:
+            for one in work:
+                _copy_file(one)
+        return [new for _, new in pairs]
+
+    def _merge(self, uid: str, origin: ChainRows, target: str) -> list[TableFile]:
+        """The table of a state in a checkpoint, written by tasks that merge its chain."""
+        context = self._session().sparkContext
+        told = msgspec.msgpack.encode(origin.operator)
+        work = [
+            (
+                uid,
+                TableWork(
+                    origin.job_dir, told, groups.start, groups.end, origin.time_ms, target, origin.checkpoint,
+                    (origin.spec.name,),
+                ),
+            )
+            for groups in ranges(self._snapshot, _PIECES * context.defaultParallelism)
+        ]  # fmt: skip
+        found = context.parallelize(work, len(work)).map(_merge_range).collect()
+        parts = [msgspec.msgpack.decode(raw, type=WrittenPart) for portion in found for raw in portion]
+        return [part.file for part in parts]
+
+    def _write_sources(self, target: str) -> list[SourceFile]:
+        """The logs of Spark's sources: copied from a savepoint, or as they were at the position of a checkpoint."""
+        snapshot = self._snapshot
+        if not snapshot.checkpoint:
+            for file in snapshot.metadata.sources:
+                _copy_file((snapshot.path, file, target, file.path))
+            return snapshot.metadata.sources
+        copy_sources(
+            snapshot.sources,
+            os.path.join(target, layout.SOURCES),
+            snapshot.metadata.offsets,
+            None,
+            int(self._session().conf.get(_INTERVAL, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
+        )
+        files = LocalFileSystem(target)
+        return [
+            SourceFile(info.path, info.size, xxhash.xxh3_64_hexdigest(files.read(info.path)))
+            for info in sorted(files.walk(layout.SOURCES), key=lambda info: info.path)
+        ]
+
+
+def _copy_file(work: tuple[str, Any, str, str]) -> None:
+    root, file, target, path = work
+    LocalFileSystem(target).create(path, memoryview(mapped(root, file)))
+
+
+def _merge_range(work: tuple[str, TableWork]) -> list[bytes]:
+    """Write the tables of a range; an operator that was renamed has them under its new uid."""
+    uid, told = work
+    return write_tables(told, uid)
+
+
+def _names(key_by: str | Sequence[str]) -> list[str]:
+    return [key_by] if isinstance(key_by, str) else list(key_by)
+
+
+def _key_type(uid: str, df: DataFrame, key_by: str | Sequence[str] | None) -> str:
+    if key_by is None:
+        raise InvalidInputError(f"operator '{uid}' is new: say which columns are its key, as in key_by='user'")
+    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    names = _names(key_by)
+    missing = [name for name in names if name not in types]
+    if missing or not names:
+        raise InvalidInputError(
+            f"operator '{uid}': the rows have no key column {missing}; they have {', '.join(types)}"
+        )
+    ddl = ", ".join(f"`{name}` {types[name]}" for name in names)
+    return KeyCodec(parse_columns(ddl)).ddl
+
+
+def _inferred(state: str, operator: SnapshotOperator, df: DataFrame) -> StateSpec:
+    """The declaration of a new state from the columns of its rows."""
+    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    if state in TIMERS.values():
+        return StateSpec(state, "timer", "binary")
+    if "value" not in types:
+        raise InvalidInputError(
+            f"operator '{operator.uid}', state '{state}': the rows have no column 'value'; they have {', '.join(types)}"
+        )
+    kind = "map" if "map_key" in types else "list" if "position" in types else "value"
+    return StateSpec(state, kind, types["value"], types["map_key"] if kind == "map" else "")

@@ -1,0 +1,82 @@
+"""`cairn savepoint` and `cairn stop`: what a running job is asked for from another process.
+
+Both leave a request in the job's directory, which the job answers; no port is needed. With the same `--request-id` a
+request can be made again after anything went wrong on the way, and never makes a second savepoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from cairn.cli.checkpoints import describe, open_job, size
+from cairn.cli.output import ExitCode, Output
+from cairn.coordinator.control import ask
+from cairn.errors import CheckpointFailedError
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage.filesystem import local_root
+
+
+def take_savepoint(
+    job: str, directory: str | None, target: str | None, timeout: float, request: str | None, out: Output
+) -> int:
+    return _asked(job, directory, {"action": "savepoint", "dir": _absolute(target)}, timeout, request, out)
+
+
+def stop_job(
+    job: str, directory: str | None, target: str | None, drain: bool, timeout: float, request: str | None, out: Output
+) -> int:
+    question = {"action": "stop", "dir": _absolute(target), "drain": drain}
+    return _asked(job, directory, question, timeout, request, out)
+
+
+def _absolute(target: str | None) -> str | None:
+    """A path means a place seen from here, not from where the job runs."""
+    return None if target is None else local_root(target)
+
+
+def _asked(
+    job: str, directory: str | None, question: dict[str, Any], timeout: float, request: str | None, out: Output
+) -> int:
+    files, identity = open_job(job, directory)
+    what = "to stop with a savepoint" if question["action"] == "stop" else "for a savepoint"
+    with _waiting(f"asking job {identity.job_id} {what}", out):
+        answer = ask(files, question, timeout, request or "")
+    if answer is None:
+        raise CheckpointFailedError(
+            f"job '{identity.job_id}' did not answer in time",
+            remedy=f"Is it running? Look with: cairn checkpoints {identity.job_id}",
+        )
+    if "error" in answer:
+        raise CheckpointFailedError(str(answer["error"]))
+    info = msgspec.convert(answer["checkpoint"], type=CheckpointInfo)
+    out.document({**describe(info), "stopped": question["action"] == "stop"})
+    ended = f"; job {identity.job_id} has stopped" if question["action"] == "stop" else ""
+    out.line(
+        f"savepoint {info.id} of {identity.job_id} completed in {info.duration_ms} ms: epoch {info.epoch}, "
+        f"{size(info.savepoint_bytes)}{ended}"
+    )
+    out.line(info.path)
+    return ExitCode.OK
+
+
+@contextmanager
+def _waiting(text: str, out: Output) -> Iterator[None]:
+    """A line, and on a terminal a sign of life with it."""
+    if out.as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        if not out.as_json:
+            out.message(text)
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield

@@ -1,0 +1,80 @@
+"""`cairn plan`: what a job would take over from a snapshot, without starting it.
+
+The script is run up to `execute()`, as `cairn run` would run it; there the plan is made, and the script ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cairn.cli.output import ExitCode, Output
+from cairn.cli.run import run_job
+from cairn.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from cairn.api.planning import RestorePlan
+
+
+class _Planned(BaseException):
+    """Ends the script. Not an `Exception`, so that no handler in it takes it for an error."""
+
+
+def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: bool, out: Output) -> int:
+    """Make and print the plan; exit code 6 if the restore would be refused."""
+    from cairn.api.environment import StreamExecutionEnvironment
+
+    made: list[RestorePlan] = []
+
+    def hook(plan: RestorePlan) -> NoReturn:
+        made.append(plan)
+        raise _Planned
+
+    StreamExecutionEnvironment.plan_hooks.append(hook)
+    try:
+        code = run_job(job, args, config, debug=debug, out=out)
+    except _Planned:
+        show(made[0], out)
+        return ExitCode.OK if not made[0].problems else ExitCode.INCOMPATIBLE
+    finally:
+        StreamExecutionEnvironment.plan_hooks.remove(hook)
+    if code == ExitCode.OK:
+        raise InvalidInputError(f"{job} ended without executing a job, so there is nothing to plan")
+    return code
+
+
+def show(plan: RestorePlan, out: Output) -> None:
+    """The plan for people, or as one JSON document."""
+    out.document(plan.document())
+    snapshot = plan.snapshot
+    out.line(f"{snapshot.what} {snapshot.path}: job {snapshot.job_id}, epoch {snapshot.epoch}")
+    for operator in plan.operators:
+        stored = operator.stored
+        renamed = f" (was {stored.uid})" if stored.uid != operator.uid else ""
+        scaled = f", parallelism {stored.parallelism} -> {plan.parallelism}"
+        scaled = scaled if stored.parallelism != plan.parallelism else f", parallelism {plan.parallelism}"
+        out.line(f"  matched  {operator.uid}{renamed}: {stored.rows} rows{scaled}")
+        for state in operator.states:
+            told = {
+                "same": "as it is",
+                "changed": "; ".join(state.steps),
+                "carried": "not declared any more, carried along",
+                "unknown": "unknown until it runs",
+                "refused": "REFUSED",
+            }[state.how]
+            out.line(f"             {state.becomes.name}: {told}")
+        for name in operator.new_states:
+            out.line(f"             {name}: new, starts empty")
+    for uid in plan.new:
+        out.line(f"  new      {uid}: starts empty")
+    for uid in plan.unclaimed:
+        out.line(f"  missing  {uid}: the job does not have it")
+    for number, match in enumerate(plan.sources.matches):
+        origin = "from its beginning" if match.stored is None else f"goes on from source {match.stored}"
+        out.line(f"  source   {number} {match.name}: {origin}")
+    for note in plan.notes:
+        out.line(f"  note     {note}")
+    for problem in plan.problems:
+        out.line(out.style("  refused  ", "red") + problem.replace("\n", "\n           "))
+    out.line("nothing was started or changed" if not plan.problems else "the job would not start; nothing was changed")

@@ -1,0 +1,79 @@
+"""Puts together what a completed checkpoint keeps and tells, from its cut, its snapshots and what tasks measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from cairn.config import CheckpointSettings
+from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.pending import Pending
+from cairn.coordinator.statistics import check_sizes, operator_stats
+from cairn.errors import InternalError
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus
+from cairn.model.manifest import Manifest
+from cairn.storage.manifests import ManifestStore
+
+
+def completed_info(
+    pending: Pending, manifest: Manifest, path: str, now_ms: int, before: int, alignment: Mapping[str, float]
+) -> CheckpointInfo:
+    """What is told of a checkpoint that is complete; `before` is the epoch of the checkpoint before it, `alignment` has
+    the milliseconds that each operator waited for its rows.
+    """
+    return msgspec.structs.replace(
+        pending.info(CheckpointStatus.COMPLETED),
+        end_ms=now_ms,
+        path=path,
+        operators=[
+            operator_stats(
+                operator,
+                manifest.max_parallelism,
+                pending.tasks,
+                pending.trigger_ms,
+                pending.request.full,
+                pending.async_ms,
+                before,
+                alignment.get(operator.uid, 0.0),
+            )
+            for operator in manifest.operators
+        ],
+    )
+
+
+def assembled(
+    pending: Pending,
+    settings: CheckpointSettings,
+    facts: JobFacts,
+    manifests: ManifestStore,
+    now_ms: int,
+    before: int,
+    alignment: Mapping[str, float],
+) -> Checkpoint:
+    """The checkpoint as its `_metadata` holds it."""
+    manifest = pending.manifest
+    if manifest is None:
+        raise InternalError(f"checkpoint {pending.number} has no cut")
+    if pending.snapshots is not None:
+        operators = [
+            msgspec.structs.replace(operator, chain=list(pending.snapshots[operator.uid]))
+            for operator in manifest.operators
+        ]
+        manifest = msgspec.structs.replace(manifest, operators=operators, inlined={})
+    inlined = {}
+    for epoch in manifest.inline_epochs() - {manifest.epoch}:
+        inlined[epoch] = manifests.load(epoch).inlined
+    if settings.storage == "jobmanager":
+        check_sizes(manifest, settings.max_state_size)
+    path = f"{manifests.files.root}/chk-{pending.number}"
+    return Checkpoint(
+        id=pending.number,
+        job_id=facts.job_id,
+        name=facts.name,
+        run=facts.run,
+        manifest=manifest,
+        info=completed_info(pending, manifest, path, now_ms, before, alignment),
+        in_flight=pending.in_flight,
+        inlined=inlined,
+    )

@@ -1,0 +1,88 @@
+"""Whom the checkpoint coordinator deals with: a clock, those who write beside the stream, those who want to be told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cairn.coordinator.pending import SavepointOrder, Snapshots
+from cairn.model.manifest import Manifest
+
+_log = logging.getLogger("cairn.checkpoint")
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int: ...
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class SnapshotRunner(Protocol):
+    """Writes a full snapshot of a manifest's state into the folder of a checkpoint, beside the stream."""
+
+    def start(self, number: int, manifest: Manifest, done: Callable[[Snapshots | Exception], None]) -> None:
+        """Begin, and call `done` from any thread when all files are durable or it failed."""
+
+    def cancel(self, number: int) -> None:
+        """Give it up; `done` may still be called."""
+
+
+@dataclass(frozen=True)
+class WrittenSavepoint:
+    """A finished savepoint: where it lies, how large it is, and the epoch that it stands for."""
+
+    path: str
+    size: int
+    epoch: int
+
+
+class SavepointRunner(Protocol):
+    """Writes savepoints beside the stream."""
+
+    def find(self, order: SavepointOrder) -> WrittenSavepoint | None:
+        """The savepoint that the same request has made before, in this run or in an earlier one."""
+
+    def start(
+        self, number: int, manifest: Manifest, order: SavepointOrder, done: Callable[[Exception | None], None]
+    ) -> None:
+        """Begin, and call `done` from any thread when everything but the last step is durable, or it failed."""
+
+    def progress(self, number: int) -> tuple[int, int]:
+        """How many parts are written, and how many there are."""
+
+    def complete(self, number: int) -> WrittenSavepoint:
+        """The one step that makes the savepoint exist."""
+
+    def cancel(self, number: int) -> None:
+        """Give it up and remove what was written; `done` may still be called."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    job_id: str
+    name: str
+    run: int
+
+
+Listener = Callable[[int], None]
+
+
+@dataclass
+class Listeners:
+    """Told of every end, on the coordinator's thread."""
+
+    completed: list[Listener] = field(default_factory=list)
+    aborted: list[Listener] = field(default_factory=list)
+
+    def tell(self, listeners: Sequence[Listener], number: int) -> None:
+        for listener in listeners:
+            try:
+                listener(number)
+            except Exception:  # noqa: BLE001 - a checkpoint is not undone by what somebody does on hearing of it
+                _log.exception("a checkpoint listener raised; the job goes on")

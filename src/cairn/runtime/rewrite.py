@@ -1,0 +1,108 @@
+"""What a task of a restore does with the state files of a checkpoint: merge one range, convert its states, write anew.
+
+States that serve as they are go from section to section; the others pass through typed tables (`state/typed.py`).
+Memory follows the largest key group.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+
+from cairn.errors import CairnError, CorruptFileError
+from cairn.model.ddl import parse_columns
+from cairn.model.keygroups import KeyGroupRange
+from cairn.model.manifest import OperatorState, StateHandle, StateSpec
+from cairn.state.convert import Conversion
+from cairn.state.files import StateFiles
+from cairn.state.typed import table_schema, to_section, to_table
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.compaction import compact, write_snapshot
+from cairn.storage.filesystem import open_filesystem
+from cairn.storage.statefile import Section, StateFile
+
+
+@dataclass(frozen=True)
+class RewriteWork:
+    """One range of key groups of one operator of a checkpoint, to be brought into a job."""
+
+    source_dir: str
+    checkpoint: int
+    operator: bytes
+    """The encoded `OperatorState` as the checkpoint has it."""
+    max_parallelism: int
+    first_group: int
+    last_group: int
+    job_dir: str
+    uid: str
+    epoch: int
+    run: int
+    now_ms: int
+    states: Mapping[str, StateSpec] = field(default_factory=dict)
+    """What each stored state becomes, by its stored name."""
+    converters: Mapping[str, Conversion] = field(default_factory=dict)
+
+
+def rewrite_range(work: RewriteWork) -> list[bytes]:
+    """Returns encoded `StateHandle`s of snapshots that cover the range."""
+    operator = msgspec.msgpack.decode(work.operator, type=OperatorState)
+    groups = KeyGroupRange(work.first_group, work.last_group)
+    files = open_filesystem(work.job_dir)
+    handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
+    specs = {spec.name: spec for spec in operator.states}
+    made = []
+    for covered, sections in compact(_opener(work, operator.uid), handles, groups, specs, work.now_ms):
+        path = layout.snapshot_path(work.uid, work.epoch, work.run, covered.start, uuid.uuid4().hex[:8])
+        rewritten = list(_rewritten(work, operator, specs, sections))
+        made.append(msgspec.msgpack.encode(write_snapshot(files, path, work.epoch, covered, rewritten)))
+    return made
+
+
+def _rewritten(
+    work: RewriteWork, operator: OperatorState, specs: Mapping[str, StateSpec], sections: Sequence[Section]
+) -> Iterator[Section]:
+    by_state: dict[str, list[Section]] = {}
+    for section in sections:
+        by_state.setdefault(section.table, []).append(section)
+    keys = parse_columns(operator.key_type)
+    for state, parts in by_state.items():
+        stored, wanted = specs.get(state), work.states.get(state)
+        if stored is None or wanted is None:
+            raise CorruptFileError(f"operator '{operator.uid}' has rows of the undeclared state '{state}'")
+        if stored.signature == wanted.signature:
+            for part in parts:
+                yield Section(wanted.name, part.kind, part.storage, part.ttl, part.data, part.group)
+            continue
+        first = parts[0]
+        whole = Section(state, first.kind, first.storage, first.ttl, pa.concat_tables([part.data for part in parts]))
+        columns, _ = table_schema(keys, stored)
+        try:
+            table = to_table(whole, keys, stored)
+            convert = work.converters.get(state)
+            if convert is not None:
+                at = table.column_names.index(columns.value)
+                table = table.set_column(at, columns.value, convert(table.column(at)))
+            yield to_section(table, columns, keys, wanted, work.max_parallelism, work.now_ms)
+        except CairnError as error:
+            raise type(error)(f"operator '{operator.uid}', {error.message}", **error.facts) from error
+
+
+def _opener(work: RewriteWork, uid: str) -> Callable[[StateHandle], StateFile]:
+    files = open_filesystem(work.source_dir)
+    state_files = StateFiles(files, None)
+    checkpoint = CheckpointStore(files).load(work.checkpoint)
+
+    def opened(handle: StateHandle) -> StateFile:
+        if handle.path:
+            return state_files.open(uid, handle)
+        data = checkpoint.inlined_bytes(uid, handle)
+        if data is None:
+            raise CorruptFileError(f"{checkpoint.info.path} lacks the state of operator '{uid}'", uid=uid)
+        return StateFile(data, f"inlined in checkpoint {work.checkpoint}", handle.checksum, handle.size)
+
+    return opened

@@ -1,0 +1,446 @@
+"""From one job to another by way of a snapshot, without Spark: every parallelism, changed code, faults on the way."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
+
+from cairn.api.migration import LocalMover
+from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
+from cairn.model.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    Time,
+    ValueStateDescriptor,
+)
+from cairn.model.functions import KeyedProcessFunction
+from cairn.model.keygroups import key_group
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import ManifestStore
+from cairn.storage.savepoints import is_savepoint, verify
+from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit
+from cairn.testing.harness import UID, KeyedProcessHarness
+
+ROWS = [(f"k{n % 23}", n) for n in range(120)]
+
+
+class Old(KeyedProcessFunction):
+    def open(self, runtime_context: Any) -> None:
+        self.total = runtime_context.get_state(ValueStateDescriptor("total", "int"))
+        self.row = runtime_context.get_state(ValueStateDescriptor("row", "struct<n:int,gone:string>"))
+        self.seen = runtime_context.get_list_state(ListStateDescriptor("seen", "int"))
+        self.days = runtime_context.get_map_state(MapStateDescriptor("days", "string", "float"))
+        self.least = runtime_context.get_reducing_state(ReducingStateDescriptor("least", min, "bigint"))
+        self.spare = runtime_context.get_state(ValueStateDescriptor("spare", "string"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.total.update((self.total.value() or 0) + value.n)
+        self.row.update((value.n, "g"))
+        self.seen.add(value.n)
+        self.days.put(f"d{value.n % 3}", value.n / 2)
+        self.least.add(value.n)
+        self.spare.update("s")
+        ctx.timer_service().register_event_time_timer(10_000 + value.n)
+        yield (value.key, "")
+
+
+class New(Old):
+    def open(self, runtime_context: Any) -> None:
+        self.total = runtime_context.get_state(ValueStateDescriptor("total", "bigint"))
+        fields = {"kind": "first"}
+        self.row = runtime_context.get_state(
+            ValueStateDescriptor("row", "struct<kind:string,n:bigint,inner:struct<x:int>>", field_defaults=fields)
+        )
+        seen = ListStateDescriptor("seen", "double")
+        seen.enable_time_to_live(StateTtlConfig.new_builder(Time.hours(1)).build())
+        self.seen = runtime_context.get_list_state(seen)
+        self.days = runtime_context.get_map_state(MapStateDescriptor("days", "string", "double"))
+        self.least = runtime_context.get_reducing_state(ReducingStateDescriptor("smallest", min, "bigint"))
+        self.fresh = runtime_context.get_state(ValueStateDescriptor("fresh", "date"))
+
+
+RENAMES = {f"{UID}.least": f"{UID}.smallest"}
+
+
+def model() -> dict[str, dict[str, Any]]:
+    told: dict[str, dict[str, Any]] = {}
+    for key, n in ROWS:
+        mine = told.setdefault(key, {"total": 0, "seen": [], "days": {}, "least": n})
+        mine["total"] += n
+        mine["seen"].append(n)
+        mine["days"][f"d{n % 3}"] = n / 2
+        mine["least"] = min(mine["least"], n)
+        mine["last"] = n
+    return told
+
+
+def run_old(folder: Path, parallelism: int = 2, **more: Any) -> None:
+    with harness(Old(), folder, parallelism, **more) as job:
+        for start in range(0, len(ROWS), 40):
+            job.push(*ROWS[start : start + 40])
+            job.run_epoch()
+
+
+def check_same(job: KeyedProcessHarness) -> None:
+    """State as `Old` left it, each key and timer in exactly one subtask."""
+    for key, mine in model().items():
+        assert job.state("total", key) == mine["total"]
+        assert job.state("seen", key) == mine["seen"]
+        assert job.state("days", key) == mine["days"]
+        assert job.state("least", key) == mine["least"]
+    assert sorted((timer.time - 10_000, timer.key) for timer in job.timers()) == sorted((n, key) for key, n in ROWS)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (3, 5), (8, 3), (64, 7)])
+def test_rescale_by_savepoint(tmp_path: Path, before: int, after: int) -> None:
+    """J1."""
+    run_old(tmp_path / "a", before)
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    with harness(Old(), tmp_path / "shape", after) as job:
+        shape = shape_of(job)
+    restored(path, tmp_path / "b", shape)
+    shutil.rmtree(path)  # F12: nothing of it is needed any more
+    with harness(Old(), tmp_path / "b", after) as job:
+        check_same(job)
+        assert newest(tmp_path / "b").epoch == 3, "above all numbers of the first job"
+        job.push(("k0", 1000))
+        job.run_epoch()
+        assert job.state("seen", "k0") == [*model()["k0"]["seen"], 1000], "new elements come after the old ones"
+        job.restart(parallelism=2)
+        assert job.state("total", "k0") == model()["k0"]["total"] + 1000
+    again = savepoint_of(tmp_path / "b", tmp_path / "sp2")
+    assert verify(again) == []
+
+
+def test_keys_of_one_key_group_and_operators_without_state(tmp_path: Path) -> None:
+    """J12."""
+    keys = [f"x{n}" for n in range(5000) if key_group([f"x{n}"], ["string"], 128) == 77][:9]
+    with harness(Old(), tmp_path / "a", 3) as job:
+        job.push(*[(key, 1) for key in keys])
+        job.run_epoch()
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    with harness(Old(), tmp_path / "shape", 64) as job:
+        shape = shape_of(job)
+    added = msgspec.structs.replace(shape.declared[UID], uid="added", states=[])
+    wider = type(shape)({**shape.operators, "added": "key string"}, {**shape.declared, "added": added}, 64, 0)
+    restored(path, tmp_path / "b", wider)
+    with harness(Old(), tmp_path / "b", 64) as job:
+        assert [job.state("total", key) for key in keys] == [1] * len(keys)
+    with harness(Old(), tmp_path / "empty", 2):
+        pass
+    assert ManifestStore(LocalFileSystem(str(tmp_path / "empty"))).epochs() == []
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "checkpoint", "in place"])
+def test_changed_types_names_and_ttl(tmp_path: Path, kind: str) -> None:
+    """G4, from a savepoint and from a checkpoint, elsewhere and in place."""
+    run_old(tmp_path / "a")
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp") if kind == "savepoint" else checkpoint_of(tmp_path / "a")
+    target = tmp_path / ("a" if kind == "in place" else "b")
+    with harness(New(), tmp_path / "shape", 3) as job:
+        shape = shape_of(job)
+    restored(path, target, shape, now_ms=9000, renames=RENAMES)
+    with harness(New(), target, 3) as job:
+        for key, mine in model().items():
+            assert job.state("total", key) == mine["total"]
+            assert tuple(job.state("row", key)) == ("first", mine["last"], None)
+            assert job.state("seen", key) == [float(n) for n in mine["seen"]]
+            assert job.state("days", key) == mine["days"]
+            assert job.state("smallest", key) == mine["least"]
+            assert job.state("fresh", key) is None
+        assert len(job.timers()) == len(ROWS)
+        job.advance_processing_time(9000 + 3_600_000)
+        job.run_epoch()
+        assert job.state("seen", "k0") == [], "time to live counts from the restore"
+        specs = {spec.name: spec for spec in newest(target).operators[0].states}
+        assert specs["spare"].value_type == "string", "a state that is not declared any more is carried along"
+    with harness(Old(), target) as job:
+        job.push(("k0", 1))
+        with pytest.raises(IncompatibleStateError, match="declared is a"):
+            job.run_epoch()
+
+
+def test_time_to_live_is_switched_off(tmp_path: Path) -> None:
+    run_old(tmp_path / "a")
+    with harness(New(), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    restored(savepoint_of(tmp_path / "a", tmp_path / "sp"), tmp_path / "b", shape, renames=RENAMES)
+
+    class Plain(KeyedProcessFunction):
+        def open(self, runtime_context: Any) -> None:
+            self.seen = runtime_context.get_list_state(ListStateDescriptor("seen", "double"))
+
+        def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+            yield (value.key, "")
+
+    with harness(Plain(), tmp_path / "shape2") as job:
+        plain = shape_of(job)
+    path = savepoint_of(tmp_path / "b", tmp_path / "sp")
+    restored(path, tmp_path / "c", plain)
+    with harness(Plain(), tmp_path / "c") as job:
+        job.advance_processing_time(10**10)
+        job.run_epoch()
+        assert job.state("seen", "k1") == [float(n) for n in model()["k1"]["seen"]]
+
+
+def test_a_renamed_operator(tmp_path: Path) -> None:
+    """F9, F10: found by its uid, refused without one, taken under the new one if that is told."""
+    run_old(tmp_path / "a")
+    with harness(Old(), tmp_path / "shape") as job:
+        shape = shape_of(job, uid="new-name")
+    for path in (savepoint_of(tmp_path / "a", tmp_path / "sp"), checkpoint_of(tmp_path / "a")):
+        with pytest.raises(IncompatibleStateError, match=f"holds state of '{UID}'.*it has new-name"):
+            restored(path, tmp_path / "b", shape)
+        assert not (tmp_path / "b").exists(), "nothing was created"
+        made = restored(path, tmp_path / "b", shape, renames={UID: "new-name"})
+        assert made.manifest is not None
+        assert [operator.uid for operator in made.manifest.operators] == ["new-name"]
+        assert all(p.startswith("shared/new-name/") for p in made.manifest.files())
+        shutil.rmtree(tmp_path / "b")
+        dropped = restored(path, tmp_path / "b", shape, ignore_unclaimed=True)
+        assert dropped.manifest is not None
+        assert dropped.manifest.operators == []
+        shutil.rmtree(tmp_path / "b")
+
+
+def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+    run_old(tmp_path / "a")
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+
+    def refused(function: Any, match: str, error: Any = IncompatibleStateError, **more: Any) -> None:
+        settings = more.pop("settings", {})
+        with harness(function, tmp_path / "shape", more.pop("parallelism", 2), **more) as job:
+            shape = shape_of(job, groups=settings.pop("groups", 0))
+        with pytest.raises(error, match=match):
+            restored(path, tmp_path / "b", shape, **settings)
+        assert not (tmp_path / "b").exists()
+        shutil.rmtree(tmp_path / "shape")
+
+    class Narrow(Old):
+        def open(self, runtime_context: Any) -> None:
+            runtime_context.get_state(ValueStateDescriptor("total", "smallint"))
+
+    class Kind(Old):
+        def open(self, runtime_context: Any) -> None:
+            runtime_context.get_list_state(ListStateDescriptor("total", "int"))
+
+    class Keys(Old):
+        def open(self, runtime_context: Any) -> None:
+            runtime_context.get_map_state(MapStateDescriptor("days", "int", "float"))
+
+    refused(Narrow(), "int cannot become smallint: it is narrower")
+    refused(Kind(), "cannot become a list state")
+    refused(Keys(), "map keys are string, and cannot become int")
+    refused(Old(), r"keyed by \(key string\), the job keys by \(n bigint\)", key_by="n")  # G5
+    refused(Old(), "128 key groups, this job asks for 64", settings={"groups": 64})  # J3
+    refused(Old(), "renames: the savepoint has nothing that is called 'x'", settings={"renames": {"x": "y"}})
+    refused(Old(), "which the job does not have", settings={"renames": {UID: "y"}})
+    refused(Old(), "another state of the same operator", settings={"renames": {f"{UID}.total": "y.z"}})
+    refused(Old(), "both 'least' and 'total'|both 'total' and 'least'",
+            settings={"renames": {f"{UID}.least": f"{UID}.total"}})  # fmt: skip
+    part = next(p for p in Path(path).rglob("*.parquet"))
+    whole = part.read_bytes()
+    flip_bit(str(part), len(whole) // 2)
+    refused(Old(), "does not match its checksum", CorruptFileError)
+    part.unlink()
+    refused(Old(), "is missing", CorruptFileError)
+    with pytest.raises(NotFoundError, match="no checkpoint and no savepoint"):
+        restored(str(tmp_path), tmp_path / "b", shape_of(harness(Old(), tmp_path / "shape")))
+
+
+def test_functions_that_cannot_be_asked(tmp_path: Path) -> None:
+    run_old(tmp_path / "a")
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+
+    class Shy(Old):
+        def open(self, runtime_context: Any) -> None:
+            raise OSError("no database here")
+
+    with harness(Shy(), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    assert shape.declared[UID].failure == "open() raised OSError"
+    restored(path, tmp_path / "b", shape)
+    with harness(Old(), tmp_path / "b") as job:
+        check_same(job)
+
+
+class Pickled(KeyedProcessFunction):
+    def open(self, runtime_context: Any) -> None:
+        self.any = runtime_context.get_state(ValueStateDescriptor("any"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.any.update({"n": value.n})
+        yield (value.key, "")
+
+
+def test_pickles_of_another_job_are_opened_by_name_only(tmp_path: Path) -> None:
+    with harness(Pickled(), tmp_path / "a") as job:
+        job.push(("k", 1))
+        job.run_epoch()
+        shape = shape_of(job)
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    with pytest.raises(IncompatibleStateError, match=f"cairn.restore.allow-pickled={UID}.any"):
+        restored(path, tmp_path / "b", shape)
+    restored(path, tmp_path / "b", shape, allow_pickled=(f"{UID}.any",))
+    restored(path, tmp_path / "a", shape)  # its own
+    with harness(Pickled(), tmp_path / "b") as job:
+        assert job.state("any", "k") == {"n": 1}
+
+
+def test_a_crash_at_every_step_of_a_restore(tmp_path: Path) -> None:
+    """J5: the snapshot stays as it was, and starting again succeeds."""
+    run_old(tmp_path / "a")
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    with harness(Old(), tmp_path / "shape", 5) as job:
+        shape = shape_of(job)
+    call = 0
+    while True:
+        call += 1
+        target = tmp_path / f"b{call}"
+        files: Any = FaultyFileSystem(LocalFileSystem(str(target)), FaultPlan([Fault("crash", call=call)]))
+        try:
+            restored(path, target, shape, files=files)
+        except Crash:
+            assert verify(path) == []
+        else:
+            break
+        restored(path, target, shape)
+        if call % 5 == 0:
+            with harness(Old(), target, 5) as job:
+                check_same(job)
+        shutil.rmtree(target)
+    assert call > 10
+
+
+def test_a_mover_that_fails_leaves_the_running_job_alone(tmp_path: Path) -> None:
+    run_old(tmp_path / "a")
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    with harness(Old(), tmp_path / "shape", 5) as job:
+        shape = shape_of(job)
+
+    class Broken(LocalMover):
+        def move(self, plan: Any, operator: Any, target: Any) -> Any:
+            super().move(plan, operator, target)
+            raise StorageError("no room")
+
+    runs = sorted(p.name for p in (tmp_path / "a" / "runs").iterdir())
+    with pytest.raises(StorageError, match="no room"):
+        restored(path, tmp_path / "a", shape, mover=Broken())
+    assert sorted(p.name for p in (tmp_path / "a" / "runs").iterdir()) == runs, "nobody was fenced"
+    assert newest(tmp_path / "a").epoch == 2
+    restored(path, tmp_path / "a", shape)
+    with harness(Old(), tmp_path / "a", 5) as job:
+        check_same(job)
+
+
+def test_a_crash_at_every_step_of_a_savepoint(tmp_path: Path) -> None:
+    """C10, C14: no folder that looks like a savepoint, the job untouched, the same request succeeds later."""
+    run_old(tmp_path / "a")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*") if p.is_file()}
+    call = 0
+    while True:
+        call += 1
+        target = tmp_path / f"sp{call}"
+        target.mkdir()
+        files: Any = FaultyFileSystem(LocalFileSystem(str(target)), FaultPlan([Fault("crash", call=call)]))
+        try:
+            savepoint_of(tmp_path / "a", target, files, token="t")
+        except Crash:
+            for found in target.iterdir():
+                assert not is_savepoint(str(found)) or verify(str(found)) == []
+                assert not is_savepoint(str(found)) or not found.name.startswith(".")
+        else:
+            break
+    assert call > 3
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*") if p.is_file()} == before
+
+
+def test_a_crash_at_every_storage_call_of_a_job_with_a_savepoint_and_a_clean_up(tmp_path: Path) -> None:
+    """C14: three epochs, a savepoint after the second, old epochs expire; whatever call is the last one of the run."""
+
+    def batches(job: KeyedProcessHarness, target: Path) -> None:
+        for number in range(job.epoch + 1, 3):
+            job.push(*ROWS[40 * number : 40 * number + 40])
+            job.run_epoch()
+            if number == 1:
+                savepoint_of(target.parent / "job", target)
+
+    with harness(Old(), tmp_path / "shape", 3) as job:
+        shape = shape_of(job)
+    call = 0
+    while True:
+        call += 1
+        folder = tmp_path / str(call)
+        files: Any = FaultyFileSystem(LocalFileSystem(str(folder / "job")), FaultPlan([Fault("crash", call=call)]))
+        try:
+            with harness(Old(), folder / "job", files=files, epochs_retained=2, inline_threshold=0) as job:
+                batches(job, folder / "sp")
+        except Crash:
+            pass
+        else:
+            break
+        with harness(Old(), folder / "job", epochs_retained=2, inline_threshold=0) as job:
+            batches(job, folder / "sp")
+            assert job.epoch == 2
+            assert job.state("seen", "k1") == model()["k1"]["seen"]
+        for path in (folder / "sp").glob("savepoint-*"):
+            assert verify(str(path)) == []
+            if call % 7 == 0:
+                restored(str(path), folder / "b", shape)
+                with harness(Old(), folder / "b", 3) as job:
+                    job.push(*ROWS[80:])
+                    job.run_epoch()
+                    check_same(job)
+                shutil.rmtree(folder / "b")
+        shutil.rmtree(folder)
+    assert call > 15
+
+
+def test_back_to_an_older_point_reads_nothing_of_what_was_given_up(tmp_path: Path) -> None:
+    """J7: after a roll-back, the files of the epochs in between can go."""
+    with harness(Old(), tmp_path / "a") as job:
+        job.push(*ROWS[:40])
+        job.run_epoch()
+        path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+        old = newest(tmp_path / "a").files()
+        for start in (40, 80):
+            job.push(*ROWS[start : start + 40])
+            job.run_epoch()
+        shape = shape_of(job)
+    made = restored(path, tmp_path / "a", shape)
+    assert made.manifest is not None
+    assert made.manifest.abandoned == [(0, 3)]
+    for gone in {str(p.relative_to(tmp_path / "a")) for p in (tmp_path / "a" / "shared").rglob("*.state")}:
+        if gone not in made.manifest.files():
+            (tmp_path / "a" / gone).unlink()
+    for epoch in (0, 1, 2):
+        (tmp_path / "a" / "epochs" / f"{epoch:020d}").unlink()
+    assert not old & made.manifest.files(), "a savepoint's state is the job's own copy"
+    with harness(Old(), tmp_path / "a") as job:
+        assert job.epoch == 3
+        for start in (40, 80):
+            job.push(*ROWS[start : start + 40])
+            job.run_epoch()
+        check_same(job)
+
+
+def test_a_directory_that_another_job_uses(tmp_path: Path) -> None:
+    run_old(tmp_path / "a")
+    run_old(tmp_path / "b")
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    with harness(Old(), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    made = restored(path, tmp_path / "b", shape)  # a job of the same id: its own state is given up
+    assert made.manifest is not None
+    assert made.manifest.abandoned == [(-1, 3)]
+    foreign = checkpoint_of(tmp_path / "a")
+    with pytest.raises(InvalidInputError, match="holds a job already"):
+        restored(foreign, tmp_path / "b", shape)
