@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,9 @@ from cairn import (
     WindowFunction,
     WindowSerializer,
 )
+from cairn.model.ddl import parse_type
+from cairn.state.files import StateFiles
+from cairn.state.typed import table_schema, to_section, to_table
 from cairn.testing import WindowHarness, windows
 
 ROWS = "user string, v bigint, time timestamp"
@@ -562,6 +566,37 @@ def test_a_drained_job_fires_all_windows_with_the_rows_of_its_last_epoch() -> No
         harness.push(row(1))
         harness.run_epoch()
         assert drained(harness) == [("a", 0, 100, 1)] * 3
+
+
+def test_the_state_of_windows_goes_through_the_tables_of_savepoints() -> None:
+    """Map keys that are windows, arrays of windows and elements: to tables and back, byte for byte."""
+    with counting(EventTimeSessionWindows.with_gap(10), trigger=ContinuousEventTimeTrigger.of(3)) as harness:
+        harness.push(row(1), row(5), row(30), row(-7, "b"))
+        harness.run_epoch()
+        manifest = harness.manifest
+        assert manifest is not None
+        (operator,) = manifest.operators
+        key_columns = [("user", parse_type("string"))]
+        seen = set()
+        for handle in operator.chain:
+            file = StateFiles(harness.files, manifest).open(operator.uid, handle)
+            for info in file.sections:
+                section = file.read(info)
+                data = section.data.filter(section.data.column("value").is_valid())
+                whole = replace(section, data=data.filter(data.column("entry").is_valid()))
+                (spec,) = [spec for spec in operator.states if spec.name == section.table]
+                table = to_table(whole, key_columns, spec)
+                columns, _ = table_schema(key_columns, spec)
+                back = to_section(table, columns, key_columns, spec, harness.spec.max_parallelism)
+                assert back.data.select(whole.data.column_names).equals(whole.data), spec.name
+                seen.add(spec.name)
+        assert {
+            "window-elements",
+            "window-sizes",
+            "window-sessions",
+            "window-timers-event",
+            "trigger.fire-time",
+        } <= seen
 
 
 class CannotMerge(EventTimeTrigger):

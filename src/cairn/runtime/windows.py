@@ -57,8 +57,6 @@ class WindowOperator(KeyedProcessFunction):
         self._event_time = self._assigner.is_event_time()
         self._contents = contents_of(self._kept, runtime_context)
         self._timers = WindowTimers(runtime_context)
-        self._put_off: set[tuple[Any, int]] = set()
-        """In the last epoch of a drained job: timers that wait for its rows, which still belong to open windows."""
         self._scope = Scope()
         self._trigger_states = WindowStates(runtime_context, self._scope, "trigger")
         self._merging: MergingWindows | None = None
@@ -131,12 +129,9 @@ class WindowOperator(KeyedProcessFunction):
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
         domain = ctx.time_domain()
         time = timestamp - 1
-        if ctx.timer_service().end_of_time and domain is TimeDomain.EVENT_TIME:
-            mark = (ctx.get_current_key(), timestamp)
-            if mark not in self._put_off:
-                self._put_off.add(mark)
-                ctx.timer_service().register_event_time_timer(timestamp)
-                return
+        if ctx.timer_service().rows_to_come and domain is TimeDomain.EVENT_TIME:
+            ctx.timer_service().register_event_time_timer(timestamp)  # put off: the rows belong to open windows
+            return
         view = _View(self, ctx, at_end=True)
         for numbers in self._timers.take(domain, timestamp):
             place = self._place(numbers)
