@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,6 +191,20 @@ def test_a_drained_job_fires_all_windows_with_the_rows_of_its_last_epoch() -> No
         harness._loop.draining = False
         assert same(found) == same([("a", at(0), 2), ("a", at(10), 6), ("c", at(50), 3), ("n", at(0), None)])
         assert harness.side_outputs["late"] == []
+        assert harness.timers() == []
+
+
+@pytest.mark.parametrize("size", [5, 20])
+def test_windows_of_another_size_lose_nothing_that_is_stored(size: int, tmp_path: Path) -> None:
+    """The size of an operator with state should not be changed; where it is, open windows still come to an end."""
+    with fast(TumblingEventTimeWindows.of(10), "sum", state_dir=tmp_path / "job") as harness:
+        harness.push(("a", 1, at(1)))
+        harness.run_epoch()
+    with fast(TumblingEventTimeWindows.of(size), "sum", state_dir=tmp_path / "job") as harness:
+        harness.advance_watermark(12)
+        found = harness.run_epoch()
+        harness.advance_watermark(20)
+        assert found + harness.run_epoch() == [("a", at(0), at(size), 1)]
         assert harness.timers() == []
 
 

@@ -110,14 +110,18 @@ class WindowAggregateOperator(ProcessOperator):
         columns = self._codec.decode_columns(keys)
         ends = _millis(columns[-1]) + plan.size
         self.fired += len(times)
-        over = (times == ends) | np.isin(slots, np.concatenate([np.zeros(0, np.int64), *self._last]))
+        # A timer that is not that of the clean-up is one of the end, also if the size of windows was another then:
+        # a result that is put out once more does less harm than one that is lost.
+        fired_before = (times == ends + plan.lateness) & (plan.lateness > 0)
+        over = (ends <= watermark) & ~fired_before
+        over |= np.isin(slots, np.concatenate([np.zeros(0, np.int64), *self._last]))
         result = None
         if over.any():
             result = self._results(slots[over], [_picked(column, over) for column in columns], ends[over])
         gone = ends + plan.lateness <= watermark
         for table in self._tables:
             table.put(slots[gone], pa.nulls(int(gone.sum()), ARROW_STORAGE[table.dtype.storage]))
-        self._due.register_many(ends[~gone] + plan.lateness, slots[~gone])
+        self._due.register_many(np.where(ends > watermark, ends, ends + plan.lateness)[~gone], slots[~gone])
         self._timings.add("timers", since)
         if result is not None:
             yield result
