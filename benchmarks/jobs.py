@@ -22,6 +22,8 @@ from cairn import (
     NoopSink,
     RuntimeContext,
     StreamExecutionEnvironment,
+    Time,
+    TumblingEventTimeWindows,
     ValueStateDescriptor,
 )
 from cairn.api.stream import DataStream
@@ -202,6 +204,18 @@ def builtin_sum(bench: Bench) -> Series:
     plan = bench.plan
     keyed = _keyed(bench, events(bench, plan.rows, plan.keys), "lmdb")
     return _measure(bench, keyed.sum("v", uid="totals"), "sum")
+
+
+def tumbling_sum(bench: Bench) -> Series:
+    """Sums over windows of five seconds of event time, which are five epochs: a window is over in every fifth."""
+    plan = bench.plan
+    number = F.pmod(F.hash("value"), F.lit(plan.keys))
+    rows = source(bench, plan.rows).select(_user(number), F.col("value").alias("v"), F.col("timestamp").alias("ts"))
+    keyed = _keyed(bench, rows.withWatermark("ts", "0 seconds"), "lmdb")
+    keyed.env.set_trigger(processing_time="0 seconds")
+    sums = keyed.window(TumblingEventTimeWindows.of(Time.seconds(5))).sum("v", uid="totals")
+    with_tick = plan.rows + 1  # a job with timers has a source more, with one row in every epoch
+    return run_job(bench, _start(sums, "tumbling-sum"), with_tick, plan.warmup, plan.measured)
 
 
 def map_state(bench: Bench) -> Series:

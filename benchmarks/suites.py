@@ -30,6 +30,7 @@ SUITES = {
             "process-rocksdb": jobs.process_rocksdb,
             "process-batch": jobs.process_batch,
             "sum": jobs.builtin_sum,
+            "tumbling-sum": jobs.tumbling_sum,
             "sql-sum": spark_native.sql_sum,
             "limit-nested": jobs.limit_nested,
             "map-state": jobs.map_state,
@@ -102,6 +103,7 @@ def checks(plan: Plan) -> list[Check]:
         Check("process-rocksdb", "throughput", record("rocksdb"), "process-rocksdb", "limit", "rate", 0.45),
         Check("process-batch", "throughput", f"process_batch, {full}", "process-batch", "limit", "rate", 0.85),
         Check("sum", "throughput", f"built-in sum, {full}", "sum", "limit", "rate", 0.85),
+        Check("tumbling-sum", "throughput", f"sum over tumbling windows, {full}", "tumbling-sum", "limit", "rate", 0.5),
         Check(
             "process-sql", "throughput", f"process against groupBy().agg(sum), {full}",
             "process-lmdb", "sql-sum", "rate", 1.2,

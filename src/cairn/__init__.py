@@ -15,6 +15,7 @@ _HOMES = {
     "cairn.api.connected": ("BroadcastConnectedStream", "BroadcastStream", "ConnectedStreams"),
     "cairn.api.keyed": ("KeyedStream",),
     "cairn.api.stream": ("DataStream",),
+    "cairn.api.windows": ("AllWindowedStream", "WindowedStream"),
     "cairn.api.job": ("JobHandle", "JobStatus"),
     "cairn.api.savepoint": ("Savepoint",),
     "cairn.api.datasource": ("register",),
@@ -37,6 +38,11 @@ _HOMES = {
         "StateTypeError", "StorageError", "UserFunctionError",
     ),
     "cairn.model.checkpoint": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
+    "cairn.model.assigners": (
+        "CountSlidingWindowAssigner", "CountTumblingWindowAssigner", "EventTimeSessionWindows", "GlobalWindows",
+        "ProcessingTimeSessionWindows", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
+        "TumblingEventTimeWindows", "TumblingProcessingTimeWindows",
+    ),
     "cairn.model.descriptors": (
         "AggregatingStateDescriptor", "ListStateDescriptor", "MapStateDescriptor", "ReducingStateDescriptor",
         "StateTtlConfig", "Time", "ValueStateDescriptor",
@@ -51,7 +57,17 @@ _HOMES = {
         "KeyedCoProcessFunction", "ProcessFunction", "ProcessJoinFunction",
     ),
     "cairn.model.simple": ("CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "MapFunction"),
+    "cairn.model.triggers": (
+        "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountTrigger", "EventTimeTrigger",
+        "NeverTrigger", "ProcessingTimeTrigger", "PurgingTrigger",
+    ),
     "cairn.model.types": ("Types",),
+    "cairn.model.windows": (
+        "AllWindowFunction", "CountWindow", "CountWindowSerializer", "GlobalWindow", "GlobalWindowSerializer",
+        "MergingWindowAssigner", "ProcessAllWindowFunction", "ProcessWindowFunction",
+        "SessionWindowTimeGapExtractor", "TimeWindow", "TimeWindowSerializer", "Trigger", "TriggerResult", "Window",
+        "WindowAssigner", "WindowFunction", "WindowSerializer",
+    ),
     "cairn.runtime.vectorised": ("BatchContext",),
 }  # fmt: skip
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
@@ -74,6 +90,7 @@ if TYPE_CHECKING:
     from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream
+    from cairn.api.windows import AllWindowedStream, WindowedStream
     from cairn.connectors.delta import DeltaSink
     from cairn.connectors.generated import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
     from cairn.connectors.jdbc import JdbcSink
@@ -95,6 +112,17 @@ if TYPE_CHECKING:
         StateTypeError,
         StorageError,
         UserFunctionError,
+    )
+    from cairn.model.assigners import (
+        CountSlidingWindowAssigner,
+        CountTumblingWindowAssigner,
+        EventTimeSessionWindows,
+        GlobalWindows,
+        ProcessingTimeSessionWindows,
+        SlidingEventTimeWindows,
+        SlidingProcessingTimeWindows,
+        TumblingEventTimeWindows,
+        TumblingProcessingTimeWindows,
     )
     from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
     from cairn.model.descriptors import (
@@ -125,12 +153,42 @@ if TYPE_CHECKING:
         ProcessJoinFunction,
     )
     from cairn.model.simple import CoFlatMapFunction, CoMapFunction, FilterFunction, FlatMapFunction, MapFunction
+    from cairn.model.triggers import (
+        ContinuousEventTimeTrigger,
+        ContinuousProcessingTimeTrigger,
+        CountTrigger,
+        EventTimeTrigger,
+        NeverTrigger,
+        ProcessingTimeTrigger,
+        PurgingTrigger,
+    )
     from cairn.model.types import Types
+    from cairn.model.windows import (
+        AllWindowFunction,
+        CountWindow,
+        CountWindowSerializer,
+        GlobalWindow,
+        GlobalWindowSerializer,
+        MergingWindowAssigner,
+        ProcessAllWindowFunction,
+        ProcessWindowFunction,
+        SessionWindowTimeGapExtractor,
+        TimeWindow,
+        TimeWindowSerializer,
+        Trigger,
+        TriggerResult,
+        Window,
+        WindowAssigner,
+        WindowFunction,
+        WindowSerializer,
+    )
     from cairn.runtime.vectorised import BatchContext
 
 __all__ = [
     "AggregateFunction",
     "AggregatingStateDescriptor",
+    "AllWindowFunction",
+    "AllWindowedStream",
     "BaseSink",
     "BatchContext",
     "BroadcastConnectedStream",
@@ -150,13 +208,22 @@ __all__ = [
     "CoProcessFunction",
     "CollectionSource",
     "ConnectedStreams",
+    "ContinuousEventTimeTrigger",
+    "ContinuousProcessingTimeTrigger",
     "CorruptFileError",
+    "CountSlidingWindowAssigner",
+    "CountTrigger",
+    "CountTumblingWindowAssigner",
+    "CountWindow",
+    "CountWindowSerializer",
     "CrashMarker",
     "DataStream",
     "DeliveryGuarantee",
     "DeltaSink",
     "EmbeddedRocksDBStateBackend",
     "EpochFailedError",
+    "EventTimeSessionWindows",
+    "EventTimeTrigger",
     "ExternalizedCheckpointRetention",
     "FencedError",
     "FileSink",
@@ -166,6 +233,9 @@ __all__ = [
     "FlatMapFunction",
     "ForeachEpochSink",
     "GeneratorSource",
+    "GlobalWindow",
+    "GlobalWindowSerializer",
+    "GlobalWindows",
     "HashMapStateBackend",
     "IncompatibleStateError",
     "InternalError",
@@ -184,12 +254,19 @@ __all__ = [
     "LmdbStateBackend",
     "MapFunction",
     "MapStateDescriptor",
+    "MergingWindowAssigner",
+    "NeverTrigger",
     "NoopSink",
     "NotFoundError",
     "OutputTag",
     "PrintSink",
+    "ProcessAllWindowFunction",
     "ProcessFunction",
     "ProcessJoinFunction",
+    "ProcessWindowFunction",
+    "ProcessingTimeSessionWindows",
+    "ProcessingTimeTrigger",
+    "PurgingTrigger",
     "ReduceFunction",
     "ReducingStateDescriptor",
     "RestartStrategies",
@@ -197,6 +274,9 @@ __all__ = [
     "RuntimeContext",
     "Savepoint",
     "ScriptedSource",
+    "SessionWindowTimeGapExtractor",
+    "SlidingEventTimeWindows",
+    "SlidingProcessingTimeWindows",
     "SocketSource",
     "Staging",
     "StateMisuseError",
@@ -207,9 +287,20 @@ __all__ = [
     "TableSink",
     "Time",
     "TimeDomain",
+    "TimeWindow",
+    "TimeWindowSerializer",
+    "Trigger",
+    "TriggerResult",
+    "TumblingEventTimeWindows",
+    "TumblingProcessingTimeWindows",
     "Types",
     "UserFunctionError",
     "ValueStateDescriptor",
+    "Window",
+    "WindowAssigner",
+    "WindowFunction",
+    "WindowSerializer",
+    "WindowedStream",
     "register",
 ]
 

@@ -144,3 +144,27 @@ def test_savepoints_page_reads_edits_and_bootstraps(spark: SparkSession, tmp_pat
     register(spark)
     exec(block("savepoints.md", 'format("cairn")'), names)
     assert {row.user for row in names["frame"].collect()} == {"u0", "u1", "u2"}
+
+
+def test_windows_page_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """All programs of the page, over one epoch of payments and one that moves the watermark past them."""
+    exec(block("windows.md", "class Count"), {"__name__": "docs"})
+    for number, rows in enumerate(("(0),(30),(60),(400)", "(100000)", "(100001)")):
+        frame = spark.sql(
+            f"SELECT 'ann' AS user, 5L AS amount, timestamp_seconds(s) AS time FROM VALUES {rows} AS t(s)"
+        )
+        frame.coalesce(1).write.mode("append").parquet(str(tmp_path / f"in/{number}"))
+    env = environment(spark, tmp_path)
+    source = spark.readStream.schema("user string, amount bigint, time timestamp").option("maxFilesPerTrigger", 1)
+    names: dict[str, Any] = {"env": env, "payments": source.parquet(str(tmp_path / "in/*")), "__name__": "docs"}
+    exec(block("windows.md", "per_minute ="), names)
+    exec(block("windows.md", "class Spent"), names)
+    for name in ("per_minute", "visits", "late_payments"):
+        names[name].sink_to(FileSink(str(tmp_path / name)), uid=f"to-{name}")
+    env.execute("windows")
+
+    def found(name: str) -> list[Any]:
+        return sorted(tuple(row) for row in spark.read.parquet(str(tmp_path / name)).collect())
+
+    assert [(row[0], row[3]) for row in found("per_minute")] == [("ann", 10), ("ann", 5), ("ann", 5)]
+    assert found("visits") == [("ann", 0, 360_000, 15), ("ann", 400_000, 700_000, 5)]

@@ -104,6 +104,26 @@ def test_dedup_lets_every_order_pass_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+def test_sessions_are_those_of_the_input(tmp_path: Path) -> None:
+    """Twelve epochs are four minutes: the sessions of the first two are over, and so are their minutes."""
+    with Program(EXAMPLES / "sessions.py", tmp_path, "--epochs", "12") as run:
+        run.finish()
+    began = "2023-11-14T22:14:00"
+    first = {row["visitor"]: row for row in rows(tmp_path / "sessions") if row["began"].startswith(began)}
+    assert {visitor: (row["pages"], row["seconds"]) for visitor, row in first.items()} == {
+        f"visitor-{n}": (n, n - 1) for n in range(1, 40)
+    }
+    assert (first["visitor-39"]["entered"], first["visitor-39"]["left"]) == ("/page/0", "/page/3")
+    views: Counter[str] = Counter()
+    for row in rows(tmp_path / "page-views"):
+        if row["window_start"].startswith(began):
+            views[row["page"]] += row["count"]
+    assert sum(views.values()) == sum(range(40))
+    assert [row["visitor"] for row in rows(tmp_path / "late-clicks")] == ["visitor-3"]
+    assert views["/page/0"] == sum(39 - second for second in range(0, 39, 7))
+
+
+@pytest.mark.spark
 def test_fraud_rules_finds_what_the_input_hides(tmp_path: Path) -> None:
     with Program(EXAMPLES / "fraud_rules.py", tmp_path, "--epochs", "9") as run:
         run.finish()

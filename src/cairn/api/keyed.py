@@ -40,7 +40,9 @@ from cairn.storage import layout
 if TYPE_CHECKING:
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.joins import IntervalJoin
+    from cairn.api.windows import WindowedStream
     from cairn.model.descriptors import Time
+    from cairn.model.windows import WindowAssigner
 
 _EXACT_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
@@ -51,6 +53,7 @@ class KeyedStream:
     def __init__(self, stream: DataStream, keys: tuple[str | Column, ...]) -> None:
         self.env = stream.env
         self._stream = stream
+        self._keys = keys
         df = stream.df
         refuse_native_state(df)
         if not df.isStreaming:
@@ -151,6 +154,18 @@ class KeyedStream:
 
         return join(self, other, how, between, ttl, uid, name)
 
+    def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream:
+        """Group the rows of each key into windows: `.window(TumblingEventTimeWindows.of(Time.minutes(1))).sum("v")`."""
+        from cairn.api.windows import WindowedStream
+
+        return WindowedStream(self, window_assigner)
+
+    def count_window(self, size: int, slide: int = 0) -> WindowedStream:
+        """Windows of so many rows of a key; with `slide`, a new one begins every so many rows."""
+        from cairn.model.assigners import CountSlidingWindowAssigner, CountTumblingWindowAssigner
+
+        return self.window(CountSlidingWindowAssigner(size, slide) if slide else CountTumblingWindowAssigner(size))
+
     def process_batch(
         self,
         func: Callable[[pa.RecordBatch, Any], Any],
@@ -217,9 +232,14 @@ class KeyedStream:
             raise InvalidInputError("reduce takes a ReduceFunction or a function of two rows")
         schema = self.schema
         own = OutputType(schema, self._stream.bare)
-        fields = [(field.name, parse_type(field.dataType.simpleString())) for field in schema.fields]
-        row_type = fields[0][1] if own.bare else Types.ROW_NAMED([n for n, _ in fields], [t for _, t in fields])
-        return self._operator(Reduce(func, row_type.ddl), own, uid, name or "Reduce")
+        return self._operator(Reduce(func, self._row_type().ddl), own, uid, name or "Reduce")
+
+    def _row_type(self) -> DataType:
+        """The type of the stream's elements, as state keeps them."""
+        fields = [(f.name, parse_type(f.dataType.simpleString())) for f in self.schema.fields]
+        if self._stream.bare:
+            return fields[0][1]
+        return Types.ROW_NAMED([name for name, _ in fields], [dtype for _, dtype in fields])
 
     def sum(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
         """The running sum of a column per key; one row (keys, `sum`) for every row. Nulls do not count."""
@@ -240,14 +260,7 @@ class KeyedStream:
     def _aggregate(self, kind: str, column: str | None, uid: str | None, name: str | None) -> DataStream:
         result = "bigint"
         if column is not None:
-            column = self._column_name(column)
-            declared: SparkType = self._df.schema[column].dataType
-            ddl = declared.simpleString()
-            if not isinstance(declared, NumericType) or ddl.startswith("decimal"):
-                raise InvalidInputError(
-                    f"{kind}('{column}'): the column has type {ddl}; {kind} takes whole or floating-point numbers "
-                    "(cast the column, or use reduce or process)"
-                )
+            column, ddl = self._number_column(kind, column)
             result = "bigint" if ddl in _EXACT_INTEGERS else "double"
         keys = tuple(self._key_names)
         shown = [_shown(key) for key in keys]
@@ -257,6 +270,18 @@ class KeyedStream:
             function, f"{output}, `{kind}` {result}", uid, name or kind.capitalize(),
             vectorised=True, states=((kind, result),), with_keys=True,
         )  # fmt: skip
+
+    def _number_column(self, kind: str, column: str) -> tuple[str, str]:
+        """A column that can be aggregated, as the stream calls it, and its type."""
+        column = self._column_name(column)
+        declared: SparkType = self._df.schema[column].dataType
+        ddl = declared.simpleString()
+        if not isinstance(declared, NumericType) or ddl.startswith("decimal"):
+            raise InvalidInputError(
+                f"{kind}('{column}'): the column has type {ddl}; {kind} takes whole or floating-point numbers "
+                "(cast the column, or use reduce or process)"
+            )
+        return column, ddl
 
     def _operator(
         self,

@@ -29,6 +29,7 @@ from cairn.api.sinks import BaseSink
 from cairn.api.spark import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type
+from cairn.model.descriptors import Time
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.outputs import OutputTag
 from cairn.model.process import CheckpointedFunction, ProcessFunction
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.keyed import KeyedStream
+    from cairn.api.windows import AllWindowedStream
     from cairn.model.descriptors import MapStateDescriptor
+    from cairn.model.windows import WindowAssigner
 
 KEY_PREFIX = "__cairn_key_"
 """What the names of columns begin with that hold computed keys."""
@@ -120,6 +123,38 @@ class DataStream:
             raise InvalidInputError("transform: the function gave a DataFrame that is not made of the stream")
         refuse_native_state(made)
         return DataStream(self.env, node=node)
+
+    def with_watermark(self, column: str, delay: Time | str) -> DataStream:
+        """Event time: the column that has it, and how far behind the newest a row may be without being late.
+
+        The same as Spark's `df.withWatermark(column, delay)`.
+        """
+        if isinstance(delay, Time):
+            delay = f"{delay.to_milliseconds()} milliseconds"
+        fields = {field.name: field.dataType.simpleString() for field in self.df.schema.fields}
+        if column not in fields:
+            raise InvalidInputError(
+                f"with_watermark: there is no column '{column}'; the stream has {', '.join(fields)}"
+            )
+        if fields[column] not in ("timestamp", "timestamp_ntz"):
+            raise InvalidInputError(
+                f"with_watermark: column '{column}' has type {fields[column]}, which is no time; make one of it, as in "
+                f"transform(lambda df: df.withColumn('{column}', F.timestamp_millis('{column}')))"
+            )
+        node = Derived([self.node], lambda df: df.withWatermark(column, delay))
+        try:
+            node.frame()
+        except Exception as error:
+            raise InvalidInputError(
+                f"with_watermark: {delay!r} is no delay such as Time.seconds(10) or '10 seconds': {error}"
+            ) from error
+        return DataStream(self.env, node=node, bare=self.bare)
+
+    def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
+        """Windows over all rows of the stream, whatever their key. One subtask does all the work."""
+        from cairn.api.windows import AllWindowedStream
+
+        return AllWindowedStream(self, window_assigner)
 
     def union(self, *streams: DataStream) -> DataStream:
         """The rows of this stream and of others, which must have the same columns in the same order."""

@@ -97,6 +97,7 @@ class OutputBuilder:
         self._width = len(schema)
         self._struct = pa.struct(list(schema))
         self._getters = [itemgetter(i) for i in range(self._width)]
+        self.names: list[str] = list(schema.names)
 
     def build(self, rows: list[Any]) -> pa.RecordBatch:
         if isinstance(rows[0], tuple):  # then Arrow takes nothing but tuples of the right length and types

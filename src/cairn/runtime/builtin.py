@@ -111,7 +111,7 @@ class RunningAggregate:
 
     def _with_nulls(self, ctx: BatchContext, values: _Ints, present: _Ints, initial: _Ints, known: _Ints) -> pa.Array:
         """Nulls do not count, as in SQL: a row with one repeats the value before it, null if there is none yet."""
-        neutral = {"sum": 0, "min": _extreme(values, high=True), "max": _extreme(values, high=False)}[self.kind]
+        neutral = {"sum": 0, "min": extreme(values, high=True), "max": extreme(values, high=False)}[self.kind]
         filled = np.where(present, values, neutral)
         start = np.where(known, initial, neutral)
         everywhere = np.ones(len(known), dtype=bool)
@@ -122,25 +122,31 @@ class RunningAggregate:
         return pa.array(rows, mask=seen == 0)
 
     def _check(self, ctx: BatchContext, values: _Ints, initial: _Ints) -> None:
-        """64-bit sums must not wrap around in silence. `initial` is 0 where a key has no sum yet."""
-        if self.kind != "sum" or values.dtype != np.int64 or len(values) == 0:
-            return
-        reach = np.abs(values.astype(np.float64))
-        if reach.max() * len(values) + np.abs(initial.astype(np.float64)).max(initial=0) < _SAFE:
-            return
-        per_key = np.bincount(ctx.key_index, weights=reach, minlength=len(initial)) + np.abs(initial.astype(np.float64))
-        for key in np.flatnonzero(per_key >= _SAFE).tolist():
-            total = int(initial[key])
-            for value in values[ctx.key_index == key].tolist():
-                total += value
-                if not -(1 << 63) <= total < 1 << 63:
-                    raise UserFunctionError(
-                        f"the running sum of column '{self.column}' leaves the range of bigint; sum a double or "
-                        "decimal column instead"
-                    )
+        if self.kind == "sum":
+            check_sums(self.column, values, ctx.key_index, initial)
 
 
-def _extreme(values: _Ints, high: bool) -> Any:
+def check_sums(column: str, values: _Ints, key_index: _Ints, initial: _Ints) -> None:
+    """64-bit sums must not wrap around in silence. `initial` is 0 where a key has no sum yet."""
+    if values.dtype != np.int64 or len(values) == 0:
+        return
+    reach = np.abs(values.astype(np.float64))
+    if reach.max() * len(values) + np.abs(initial.astype(np.float64)).max(initial=0) < _SAFE:
+        return
+    per_key = np.bincount(key_index, weights=reach, minlength=len(initial)) + np.abs(initial.astype(np.float64))
+    for key in np.flatnonzero(per_key >= _SAFE).tolist():
+        total = int(initial[key])
+        for value in values[key_index == key].tolist():
+            total += value
+            if not -(1 << 63) <= total < 1 << 63:
+                raise UserFunctionError(
+                    f"the running sum of column '{column}' leaves the range of bigint; sum a double or decimal column "
+                    "instead"
+                )
+
+
+def extreme(values: _Ints, high: bool) -> Any:
+    """What the minimum (`high`) or maximum of no values is combined with."""
     if values.dtype == np.float64:
         return np.nan if high else -np.inf  # the smaller of NaN and a number is the number
     info = np.iinfo(np.int64)

@@ -14,9 +14,16 @@ CO = "co"
 BROADCAST = "broadcast"
 """A broadcast second input; without a key if the operator has no key types."""
 
+WINDOW = "window"
+"""An aggregation over event-time windows, in columns."""
+
 
 def operator_kind(spec: OperatorSpec) -> type[ProcessOperator]:
     """The class that runs an operator."""
+    if spec.kind == WINDOW:
+        from cairn.runtime.window_batches import WindowAggregateOperator
+
+        return WindowAggregateOperator
     if spec.vectorised:
         from cairn.runtime.vectorised import BatchOperator
 

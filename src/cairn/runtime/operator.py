@@ -141,6 +141,10 @@ class TaskTimerService:
         self._processing = registry.timers[TimeDomain.PROCESSING_TIME]
         self._watermark = context.watermark
         self._time = context.time_ms
+        self.end_of_time = context.end_of_time
+        """This is the last epoch of a job that is drained."""
+        self.rows_to_come = False
+        """Timers fire at the end of event time, but rows of that last epoch are still to come."""
 
     def current_processing_time(self) -> int:
         return self._time
@@ -276,6 +280,7 @@ class ProcessOperator:
         element = self._element
         on_timer = self._function.on_timer
         extend = self._collector(outputs, on_timer)
+        self._timer_service.rows_to_come = self._context.end_of_time and not after_rows
         due = ((TimeDomain.EVENT_TIME, self._context.watermark), (TimeDomain.PROCESSING_TIME, self._context.time_ms))
         for domain, now in due:
             if now == NO_WATERMARK or (after_rows and domain is TimeDomain.PROCESSING_TIME):

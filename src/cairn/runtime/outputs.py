@@ -68,6 +68,14 @@ class TaggedBuilder(OutputBuilder):
     def check(self, batch: Any) -> pa.RecordBatch:
         return self.wrap(super().check(batch), 0)
 
+    def aside(self, tag: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows for a side output, whose columns have the types of its own."""
+        number = self._numbers.get(tag)
+        if number is None:
+            raise InternalError(f"operator '{self._operator}' has no side output '{tag}'")
+        builder = self._builders[number]
+        return self.wrap(builder.check(batch.rename_columns(builder.names)), number)
+
     def wrap(self, batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
         """Rows of one output as tagged rows."""
         count = batch.num_rows

@@ -29,6 +29,11 @@ _KEY_TYPES = {
     "string", "binary", "date", "timestamp", "timestamp_ntz",
 }  # fmt: skip
 _FLOATS = ("float", "double")
+_KEY_ARROW = {
+    "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64(),
+    "float": pa.float32(), "double": pa.float64(), "string": pa.string(), "binary": pa.binary(), "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
 
 
 def check_key_type(name: str, dtype: DataType) -> None:
@@ -96,6 +101,47 @@ class KeyCodec:
             at += 4 + length
         return self._row(values)
 
+    def decode_columns(self, keys: pa.Array) -> list[pa.Array]:
+        """The columns of many keys (with their groups), in the types in which they are stored as Arrow columns.
+
+        With two columns of which the second takes eight bytes, no key is looked at by itself.
+        """
+        if len(self.columns) == 2 and _fixed_width(self.columns[1][1]) and len(keys):
+            parts = [pc.binary_slice(keys, 6, -12), pc.binary_slice(keys, -8)]
+            return [_key_column(dtype, part) for (_, dtype), part in zip(self.columns, parts, strict=True)]
+        rows = [self.decode(key[2:]) for key in keys.to_pylist()]
+        rows = [(row,) for row in rows] if len(self.columns) == 1 else rows
+        return [
+            pa.array([row[place] for row in rows], _key_arrow(dtype)) for place, (_, dtype) in enumerate(self.columns)
+        ]
+
+
+def _fixed_width(dtype: DataType) -> bool:
+    return dtype.storage is Storage.INT or dtype.ddl in _FLOATS
+
+
+def _key_arrow(dtype: DataType) -> pa.DataType:
+    """The Arrow type of a key column."""
+    if dtype.ddl.startswith("decimal("):
+        precision, scale = dtype.ddl[8:-1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    return _KEY_ARROW[dtype.ddl]
+
+
+def _key_column(dtype: DataType, part: pa.Array) -> pa.Array:
+    """A column from the bytes of its values in keys."""
+    arrow = _key_arrow(dtype)
+    if dtype.ddl in _FLOATS:
+        return pa.array(np.frombuffer(b"".join(part.to_pylist()), ">f8").astype(np.float64)).cast(arrow)
+    if dtype.storage is Storage.INT:
+        numbers = pa.array(ordered_numbers(part))
+        if dtype.ddl == "boolean":
+            return pc.not_equal(numbers, 0)
+        return numbers.cast(pa.int32()).cast(arrow) if dtype.ddl == "date" else numbers.cast(arrow)
+    if dtype.storage is Storage.TEXT:
+        return part.cast(pa.string()).cast(arrow)
+    return part
+
 
 def _lengths(part: pa.Array) -> pa.Array:
     lengths = np.asarray(pc.binary_length(part)).astype(">u4")
@@ -132,6 +178,12 @@ def group_order(numbers: np.ndarray[Any, Any]) -> pa.Array:
     """int64 as eight bytes that sort like the numbers."""
     flipped = (numbers.astype(np.int64).view(np.uint64) ^ np.uint64(_SIGN)).astype(">u8")
     return _fixed(flipped.view(np.uint8), 8, len(numbers))
+
+
+def ordered_numbers(raw: pa.Array) -> np.ndarray[Any, Any]:
+    """The opposite of `group_order`."""
+    flipped = np.frombuffer(b"".join(raw.to_pylist()), ">u8").astype(np.uint64)
+    return (flipped ^ np.uint64(_SIGN)).view(np.int64)
 
 
 def _key_value(dtype: DataType, key: bytes) -> Any:

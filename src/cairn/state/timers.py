@@ -10,8 +10,10 @@ epoch of a job that is drained has no next one: what is registered in it fires i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cairn.errors import InvalidInputError, StateMisuseError
@@ -112,6 +114,78 @@ class TimerTable:
             "value": pa.array([value for _, value in changes], pa.binary()),
         }
         return Section(self.name, "timer", Storage.BYTES, False, sorted_table(columns))
+
+
+class BulkTimers(TimerTable):
+    """Timers of one domain in whole columns, for operators that handle many at a time. A key has one timer at most."""
+
+    def __init__(self, name: str, slots: KeySlots, store: WorkingStore) -> None:
+        super().__init__(name, slots, store)
+        self._times: list[np.ndarray[Any, Any]] = []
+        self._places: list[np.ndarray[Any, Any]] = []
+        self._set = np.zeros(0, dtype=bool)
+        self._taken: tuple[pa.Array, pa.Array] | None = None
+
+    def take(self, now: int, added: bool = False) -> tuple[np.ndarray[Any, Any], pa.Array]:
+        """Remove the timers at or below a time: their times, ascending, and their keys. To be called once an epoch.
+
+        Those that this epoch set are not among them, except with `added`.
+        """
+        found = []
+        for raw, _ in self._store.scan(self.name):
+            if codec.time_value(raw) > now:
+                break
+            found.append(raw)
+        if added:
+            found = self._with_added(found, now)
+        entries, keys = _columns(found)
+        if found:
+            self._taken = (entries, keys)
+        if added:  # a key may have two then: what was stored, and what was set; the first of them counts
+            entries, keys = _columns({raw[8:]: raw for raw in reversed(found)}.values())
+        return codec.ordered_numbers(entries), keys
+
+    def _with_added(self, stored: list[bytes], now: int) -> list[bytes]:
+        """Stored timers, and those that were set in this epoch, which are forgotten."""
+        names = self._slots.keys
+        fresh = [
+            codec.time_bytes(time) + names[place]
+            for times, places in zip(self._times, self._places, strict=True)
+            for time, place in zip(times.tolist(), places.tolist(), strict=True)
+            if time <= now
+        ]
+        self._times, self._places = [], []
+        return sorted({*stored, *fresh})
+
+    def register_many(self, times: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> None:
+        """Set timers of distinct slots; a slot for which one was set in this epoch is left out."""
+        if len(self._set) < len(self._slots):
+            self._set = np.concatenate([self._set, np.zeros(len(self._slots) - len(self._set), dtype=bool)])
+        fresh = ~self._set[slots]
+        self._set[slots] = True
+        self._times.append(times[fresh])
+        self._places.append(slots[fresh])
+
+    def drain(self) -> Section | None:
+        entries = [codec.group_order(times) for times in self._times if len(times)]
+        names = self._slots.all_keys()
+        keys = [names.take(pa.array(places)) for places in self._places if len(places)]
+        count = sum(map(len, keys))
+        if self._taken is not None:
+            entries.append(self._taken[0])
+            keys.append(self._taken[1])
+        if not keys:
+            return None
+        total = sum(map(len, keys))
+        values = pa.array([b""] * count + [None] * (total - count), pa.binary())
+        columns = {"key": pa.concat_arrays(keys), "entry": pa.concat_arrays(entries), "value": values}
+        return Section(self.name, "timer", Storage.BYTES, False, sorted_table(columns))
+
+
+def _columns(timers: Iterable[bytes]) -> tuple[pa.Array, pa.Array]:
+    """Times and keys of timers as the store has them, in their order."""
+    ordered = sorted(timers)
+    return pa.array([raw[:8] for raw in ordered], pa.binary()), pa.array([raw[8:] for raw in ordered], pa.binary())
 
 
 def _checked(timestamp: int) -> int:

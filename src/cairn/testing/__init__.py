@@ -2,6 +2,7 @@
 
 * `harness.KeyedProcessHarness` runs a `KeyedProcessFunction` with real state, real commits and simulated failures.
 * `inputs.ProcessHarness` and `inputs.TwoInputHarness` do the same for functions without a key and with two inputs.
+* `windows.WindowHarness` and `windows.WindowAggregateHarness` do the same for windows.
 * `faults.FaultyFileSystem` makes storage fail on cue.
 * `conformance.StateBackendConformance` is the test suite that every state backend must pass.
 """
@@ -9,6 +10,7 @@
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate
 from cairn.testing.harness import KeyedProcessHarness, Timer
 from cairn.testing.inputs import ProcessHarness, TwoInputHarness
+from cairn.testing.windows import WindowAggregateHarness, WindowHarness
 
 __all__ = [
     "Crash",
@@ -19,6 +21,8 @@ __all__ = [
     "ProcessHarness",
     "Timer",
     "TwoInputHarness",
+    "WindowAggregateHarness",
+    "WindowHarness",
     "flip_bit",
     "truncate",
 ]

@@ -28,7 +28,7 @@ from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest
 from cairn.model.outputs import OutputTag
 from cairn.model.types import DataType
-from cairn.runtime.kinds import operator_kind
+from cairn.runtime.kinds import PROCESS, operator_kind
 from cairn.runtime.operator import OperatorSpec, Timings
 from cairn.runtime.operator_states import OperatorStates
 from cairn.runtime.registry import StateRegistry
@@ -140,6 +140,7 @@ class KeyedProcessHarness:
         show_values: bool = True,
         files: FileSystem | None = None,
         side_outputs: Sequence[OutputTag] = (),
+        kind: str = PROCESS,
     ) -> None:
         keygroups.validate(parallelism, max_parallelism)
         load_backend(backend)
@@ -167,6 +168,7 @@ class KeyedProcessHarness:
             bare_out=bare,
             tagged=bool(side_outputs),
             sides=sides_of(side_outputs),
+            kind=kind,
         )
         self._begin(
             spec, Shuffle(schema, spec.key_columns, [columns[name].ddl for name in keys]), state_dir, files,

@@ -1,0 +1,233 @@
+"""What a window operator keeps of the windows of a key: their contents, their timers, and which of them have merged.
+
+All of it is ordinary map state whose map keys are windows as two numbers, or times. What is stored under which name is
+told in docs/design/0005-windows.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cairn.errors import UserFunctionError
+from cairn.model.descriptors import MapStateDescriptor
+from cairn.model.functions import ReduceFunction, RuntimeContext, TimeDomain, TimerService
+from cairn.model.windows import MAX_TIME, MergingWindowAssigner, WindowSerializer
+from cairn.runtime.window_states import WINDOW, Numbers, Scope, WindowAggregating, WindowReducing
+
+ELEMENT = "struct<start:bigint,end:bigint,position:bigint>"
+TIMERS = {TimeDomain.EVENT_TIME: "window-timers-event", TimeDomain.PROCESSING_TIME: "window-timers-processing"}
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a window holds: `kind` is reduce, aggregate or elements; `type` that of an accumulator, row or element."""
+
+    kind: str
+    type: str
+    function: Any = None
+
+
+class MergedValue:
+    """Contents of reduce and aggregate: one value."""
+
+    def __init__(self, contents: Contents, runtime: RuntimeContext) -> None:
+        state = runtime.get_map_state(MapStateDescriptor("window-contents", WINDOW, contents.type))
+        self._scope = Scope()
+        self._value: WindowReducing | WindowAggregating
+        if contents.kind == "reduce":
+            self._value = WindowReducing(state, self._scope, reducing(contents.function))
+        else:
+            self._value = WindowAggregating(state, self._scope, contents.function)
+
+    def add(self, window: Numbers, value: Any) -> None:
+        self._scope.window = window
+        self._value.add(value)
+
+    def get(self, window: Numbers) -> list[Any] | None:
+        """What the window function is given, or None if the window is empty."""
+        self._scope.window = window
+        if self._value.value() is None:
+            return None
+        return [self._value.get()]
+
+    def clear(self, window: Numbers) -> None:
+        self._scope.window = window
+        self._value.clear()
+
+    def merge(self, target: Numbers, sources: Sequence[Numbers]) -> None:
+        self._scope.window = target
+        self._value.merge(sources)
+
+
+class Elements:
+    """Contents of process and apply: the elements in the order in which they came, one entry each."""
+
+    def __init__(self, contents: Contents, runtime: RuntimeContext) -> None:
+        self._elements = runtime.get_map_state(MapStateDescriptor("window-elements", ELEMENT, contents.type))
+        self._sizes = runtime.get_map_state(MapStateDescriptor("window-sizes", WINDOW, "bigint"))
+
+    def add(self, window: Numbers, value: Any) -> None:
+        size = self._sizes.get(window) or 0
+        self._elements.put((*window, size), value)
+        self._sizes.put(window, size + 1)
+
+    def get(self, window: Numbers) -> list[Any] | None:
+        size = self._sizes.get(window)
+        if not size:
+            return None
+        return [self._elements.get((*window, position)) for position in range(size)]
+
+    def clear(self, window: Numbers) -> None:
+        for position in range(self._sizes.get(window) or 0):
+            self._elements.remove((*window, position))
+        self._sizes.remove(window)
+
+    def merge(self, target: Numbers, sources: Sequence[Numbers]) -> None:
+        for source in sources:
+            for element in self.get(source) or ():
+                self.add(target, element)
+            self.clear(source)
+
+
+def reducing(function: Any) -> Callable[[Any, Any], Any]:
+    """How two elements become one."""
+    return function.reduce if isinstance(function, ReduceFunction) else function
+
+
+def contents_of(contents: Contents, runtime: RuntimeContext) -> MergedValue | Elements:
+    return Elements(contents, runtime) if contents.kind == "elements" else MergedValue(contents, runtime)
+
+
+class WindowTimers:
+    """Timers that belong to windows: for each time of a key, the windows that asked for it.
+
+    The times that are given are Flink's. A timer is set a millisecond later, because rows at the time itself may
+    still come: see the design note.
+    """
+
+    def __init__(self, runtime: RuntimeContext) -> None:
+        self._windows = {
+            domain: runtime.get_map_state(MapStateDescriptor(name, "bigint", f"array<{WINDOW}>"))
+            for domain, name in TIMERS.items()
+        }
+
+    def register(self, domain: TimeDomain, time: int, window: Numbers, service: TimerService) -> None:
+        if time >= MAX_TIME:
+            return  # never
+        state = self._windows[domain]
+        windows = state.get(time + 1)
+        if windows is None:
+            state.put(time + 1, [window])
+        elif window in windows:
+            return
+        else:
+            state.put(time + 1, [*windows, window])
+        if domain is TimeDomain.EVENT_TIME:
+            service.register_event_time_timer(time + 1)
+        else:
+            service.register_processing_time_timer(time + 1)
+
+    def delete(self, domain: TimeDomain, time: int, window: Numbers, service: TimerService) -> None:
+        if time >= MAX_TIME:
+            return
+        state = self._windows[domain]
+        windows = state.get(time + 1)
+        if windows is None or window not in windows:
+            return
+        left = [other for other in windows if other != window]
+        if left:
+            state.put(time + 1, left)
+            return
+        state.remove(time + 1)
+        if domain is TimeDomain.EVENT_TIME:
+            service.delete_event_time_timer(time + 1)
+        else:
+            service.delete_processing_time_timer(time + 1)
+
+    def take(self, domain: TimeDomain, timestamp: int) -> list[Numbers]:
+        """The windows whose timer has fired; it is gone."""
+        state = self._windows[domain]
+        windows = state.get(timestamp) or []
+        state.remove(timestamp)
+        return [(start, end) for start, end in windows]
+
+
+class MergingWindows:
+    """The windows of a key that may merge, each with the window under which its contents lie."""
+
+    def __init__(
+        self, runtime: RuntimeContext, assigner: MergingWindowAssigner[Any, Any], serializer: WindowSerializer[Any]
+    ) -> None:
+        self._state = runtime.get_map_state(MapStateDescriptor("window-sessions", WINDOW, WINDOW))
+        self._assigner = assigner
+        self._serializer = serializer
+
+    def contents_window(self, window: Numbers) -> Numbers | None:
+        """Where the contents of a window lie; None if there is no such window any more."""
+        found = self._state.get(window)
+        return None if found is None else (found[0], found[1])
+
+    def retire(self, window: Numbers) -> None:
+        self._state.remove(window)
+
+    def add(self, window: Any, merged: Callable[[Any, list[Any], Numbers, list[Numbers]], None]) -> Any:
+        """Take in a window; the one that it is part of afterwards.
+
+        `merged(result, windows, target, sources)` is called where windows become one: `windows` are those that there
+        were, the contents of `sources` are to be added to those of `target`.
+        """
+        numbers, revive = self._serializer.to_numbers, self._serializer.from_numbers
+        known = {(key[0], key[1]): (value[0], value[1]) for key, value in self._state.items()}
+        mine = numbers(window)
+        if mine in known:
+            return window
+        groups = _Groups()
+        self._assigner.merge_windows([*(revive(*key) for key in known), window], groups)
+        result = window
+        joined = False
+        for members, made in groups.found:
+            together = list(dict.fromkeys(map(numbers, members)))
+            before = [key for key in together if key != mine]
+            if mine in together:
+                joined = True
+                result = made
+            unknown = [key for key in before if key not in known]
+            if unknown or not before:
+                raise UserFunctionError(
+                    f"{type(self._assigner).__name__}.merge_windows() merged {unknown or 'no'} windows that it was "
+                    "not given"
+                )
+            places = [known.pop(key) for key in before]
+            for key in before:
+                self._state.remove(key)
+            known[numbers(made)] = places[0]
+            self._state.put(numbers(made), places[0])
+            if before != [numbers(made)]:
+                merged(made, [revive(*key) for key in before], places[0], places[1:])
+        if not joined:
+            self._state.put(mine, mine)
+        return result
+
+
+class _Groups:
+    """Collects what an assigner merges."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[list[Any], Any]] = []
+
+    def merge(self, to_be_merged: Iterable[Any], merge_result: Any) -> None:
+        self.found.append((list(to_be_merged), merge_result))
+
+
+def checked_window(window: Any, serializer: WindowSerializer[Any]) -> Numbers:
+    """The numbers of a window that user code made."""
+    try:
+        first, second = serializer.to_numbers(window)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserFunctionError(
+            f"{type(serializer).__name__} cannot store {window!r} ({error}); an assigner with windows of its own gives "
+            "a serializer for them in get_window_serializer()"
+        ) from None
+    return int(first), int(second)

@@ -1,0 +1,92 @@
+"""A job with windows, killed by force between and amid epochs and started again, also at another parallelism."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.kill.windows_child import GAP, INPUT, SIZE
+from tests.spark.oracle import write_file
+
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+FILES = 7
+END = 1_000_000
+
+
+def rows_of(number: int, rng: random.Random) -> list[tuple[str, int, int]]:
+    """The rows of one file: a second of event time, in any order."""
+    return [(f"u{rng.randrange(4)}", rng.randrange(1000), number * 1000 + rng.randrange(1000)) for _ in range(40)]
+
+
+def sums(rows: list[tuple[str, int, int]]) -> list[Any]:
+    found: dict[tuple[str, int], int] = defaultdict(int)
+    for user, value, ms in rows:
+        found[user, ms - ms % SIZE] += value
+    return sorted((user, start, start + SIZE, total) for (user, start), total in found.items())
+
+
+def sessions(rows: list[tuple[str, int, int]]) -> list[Any]:
+    found: list[Any] = []
+    for user, value, ms in sorted(rows, key=lambda row: (row[0], row[2])):
+        if found and found[-1][0] == user and ms <= found[-1][2]:
+            found[-1][2] = ms + GAP
+            found[-1][3].append(value)
+        else:
+            found.append([user, ms, ms + GAP, [value]])
+    return sorted((user, first, last, " ".join(map(str, sorted(v)))) for user, first, last, v in found)
+
+
+def written(folder: Path) -> list[Any]:
+    rows = [tuple(row.values()) for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()]
+    return sorted(tuple(millis(value) if isinstance(value, dt.datetime) else value for value in row) for row in rows)
+
+
+def millis(moment: dt.datetime) -> int:
+    return round(moment.replace(tzinfo=moment.tzinfo or dt.UTC).timestamp() * 1000)
+
+
+def run(folder: Path, **plan: Any) -> int:
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with (folder / "log").open("a") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.kill.windows_child", json.dumps({"folder": str(folder), **plan})],
+            cwd=ROOT,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(path)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return child.wait(timeout=150)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def test_windows_are_exact_after_kills_and_rescaling(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    rows: list[tuple[str, int, int]] = []
+    for number in range(FILES):
+        portion = rows_of(number, rng)
+        rows += portion
+        write_file(tmp_path / "input", number, portion, INPUT)
+    write_file(tmp_path / "input", FILES, [("~", 0, END)], INPUT)
+    write_file(tmp_path / "input", FILES + 1, [("~", 0, END + 1)], INPUT)
+    for kill, parallelism in ((["acknowledged", 2], 2), (["committed", 4], 3)):
+        assert run(tmp_path, kill=kill, parallelism=parallelism) == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert run(tmp_path, parallelism=1) == 0, (tmp_path / "log").read_text()
+    assert written(tmp_path / "sums") == sums(rows)
+    assert written(tmp_path / "sessions") == sessions(rows)
