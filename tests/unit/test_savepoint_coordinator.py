@@ -50,7 +50,7 @@ class Writer:
         if self.fail is not None:
             raise self.fail
         order, cut = self.orders[number]
-        made = WrittenSavepoint(f"{order.directory}/savepoint-{number}", 777, cut.epoch)
+        made = WrittenSavepoint(f"{order.directory}/savepoint-{number}", 777, cut.epoch, order.drained)
         self.complete_ones[order.request] = made
         return made
 

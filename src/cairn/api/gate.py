@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from enum import Enum
+from typing import Any
 
 
 class _State(Enum):
@@ -22,6 +23,23 @@ class EpochGate:
         self._state = _State.OPEN
         self._inside = False
         self._passed = 0
+        self._holder: Any = None
+
+    def hold(self, holder: Any) -> Any:
+        """Make `holder` the only one who may shut the gate; if somebody else is, that one is returned instead.
+
+        Two who shut it would each open it without asking the other.
+        """
+        with self._changed:
+            if self._holder is not None:
+                return self._holder
+            self._holder = holder
+            return None
+
+    def release(self) -> None:
+        """Whoever held the gate is done with it, and has left it open."""
+        with self._changed:
+            self._holder = None
 
     def enter(self) -> bool:
         """Wait until the epoch may begin; False if none may any more."""

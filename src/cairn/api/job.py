@@ -143,7 +143,8 @@ class JobHandle:
         """Stop the job with a savepoint: no epoch lies after it, and the job is FINISHED.
 
         With `drain` one more epoch runs at the end of event time, so that every event-time timer fires; the job is not
-        meant to be resumed then. If the savepoint fails the job goes on, and the error is raised.
+        meant to be resumed then. If the savepoint fails or takes longer than `timeout` seconds the job goes on, and
+        the error is raised. Asked again with its `request_id`, a stop under way is joined; another one is refused.
         """
         coordinator, loop = self._running("stop"), self._loop
         if loop is None:

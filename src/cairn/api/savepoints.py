@@ -89,7 +89,7 @@ class SparkSavepoints:
         if not os.path.lexists(os.path.join(path, layout.METADATA)):
             return None
         metadata = read_savepoint(path)
-        return WrittenSavepoint(path, _size(path, metadata), metadata.epoch)
+        return WrittenSavepoint(path, _size(path, metadata), metadata.epoch, metadata.drained)
 
     def start(
         self, number: int, manifest: Manifest, order: SavepointOrder, done: Callable[[Exception | None], None]

@@ -7,6 +7,7 @@ the job died on the way, and says whether the savepoint exists.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +17,7 @@ import msgspec
 from cairn.api.gate import EpochGate
 from cairn.api.savepoints import savepoint_path
 from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.pending import SavepointOrder
+from cairn.coordinator.pending import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError, CheckpointFailedError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
@@ -41,6 +42,39 @@ class Draining(Protocol):
     draining: bool
 
 
+class _Stop:
+    """A stop that is under way, for those who ask for it again meanwhile."""
+
+    def __init__(self, order: SavepointOrder) -> None:
+        self.order = order
+        self._ended = threading.Event()
+        self._outcome: CheckpointInfo | BaseException | None = None
+
+    def end(self, outcome: CheckpointInfo | BaseException) -> None:
+        self._outcome = outcome
+        self._ended.set()
+
+    def join(self, order: SavepointOrder, timeout: float) -> CheckpointInfo:
+        """Wait for its end and tell what it told; refused for an order that is another one."""
+        if order.request != self.order.request:
+            raise CheckpointFailedError(
+                f"the job is being stopped already, by request '{self.order.request}'; wait for that, or join it by "
+                "asking with its id"
+            )
+        if order != self.order:
+            how = f"with a savepoint in {self.order.directory}, {'with' if self.order.drained else 'without'} drain"
+            raise CheckpointFailedError(
+                f"request '{order.request}' is stopping the job already, {how}; ask for the same, or wait for its end"
+            )
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"the job has not been stopped within {timeout:.0f} s; it is still being stopped")
+        if isinstance(self._outcome, CheckpointInfo):
+            return self._outcome
+        error = self._outcome
+        told = error.message if isinstance(error, CairnError) else str(error) or type(error).__name__
+        raise CheckpointFailedError(told) from error
+
+
 def stop(
     files: FileSystem,
     gate: EpochGate,
@@ -52,18 +86,51 @@ def stop(
     end: Callable[[], None],
     timeout: float,
 ) -> CheckpointInfo:
-    """Stop with a savepoint. `end` stops the query; the gate is shut then, and no epoch lies after the savepoint."""
+    """Stop with a savepoint. `end` stops the query; the gate is shut then, and no epoch lies after the savepoint.
+
+    One stop goes on at a time. Asked for again under its id, it is the same one; under another id it is refused.
+    """
+    mine = _Stop(order)
+    running: _Stop | None = gate.hold(mine)
+    if running is not None:
+        return running.join(order, timeout)
+    try:
+        info = _stop(files, gate, coordinator, loop, order, run, timers, end, timeout)
+    except BaseException as error:
+        gate.release()
+        mine.end(error)
+        raise
+    mine.end(info)  # the gate stays held: nothing can be stopped a second time
+    return info
+
+
+def _stop(
+    files: FileSystem,
+    gate: EpochGate,
+    coordinator: CheckpointCoordinator,
+    loop: Draining,
+    order: SavepointOrder,
+    run: int,
+    timers: bool,
+    end: Callable[[], None],
+    timeout: float,
+) -> CheckpointInfo:
     deadline = time.monotonic() + timeout
     note = StopNote(order.request, order.directory, order.drained, run)
     if not gate.shut(timeout):
+        if gate.ended:
+            raise CheckpointFailedError("the job is ending already, so it is not stopped with a savepoint")
         raise CheckpointFailedError(
             f"the running epoch did not end within {timeout:.0f} s, so the job was not stopped; it goes on"
         )
     try:
         _write_note(files, note)
-        if order.drained and timers:
-            _drain(gate, loop, deadline)
-        info = coordinator.savepoint(order).wait(max(0.1, deadline - time.monotonic()))
+        request = _known(coordinator, order)
+        if request is None:
+            if order.drained and timers:
+                _drain(gate, loop, deadline)
+            request = coordinator.savepoint(order)
+        info = _wait(request, deadline, timeout)
         current = coordinator.current_epoch()
         if info.epoch != current:
             raise CheckpointFailedError(
@@ -77,7 +144,36 @@ def stop(
         raise
     end()
     _remove_note(files, note)
+    last = coordinator.current_epoch()
+    if last != info.epoch:
+        raise CheckpointFailedError(
+            f"the job has stopped, but epoch {last} was committed after savepoint {info.path}, which holds epoch "
+            f"{info.epoch}. Nothing is lost: start the job again without the savepoint, it goes on from epoch {last}; "
+            "another job that starts from the savepoint would process the rows since then a second time.",
+            path=info.path,
+        )
     return info
+
+
+def _known(coordinator: CheckpointCoordinator, order: SavepointOrder) -> CheckpointRequest | None:
+    """What the same request has made before, or is making: then nothing is drained for it once more."""
+    known = coordinator.known_savepoint(order)
+    if known is not None and known.order is not None and known.order.drained != order.drained:
+        raise CheckpointFailedError(
+            f"request '{order.request}' was used before for a savepoint {'with' if known.order.drained else 'without'} "
+            "drain, so the job was not stopped; it goes on. Ask again with another request id."
+        )
+    return known
+
+
+def _wait(request: CheckpointRequest, deadline: float, timeout: float) -> CheckpointInfo:
+    try:
+        return request.wait(max(0.1, deadline - time.monotonic()))
+    except TimeoutError:
+        raise TimeoutError(
+            f"the savepoint has not ended within {timeout:.0f} s, so the job was not stopped; it goes on, and the "
+            "savepoint is still being written. To stop the job, ask again with another request id."
+        ) from None
 
 
 def _drain(gate: EpochGate, loop: Draining, deadline: float) -> None:

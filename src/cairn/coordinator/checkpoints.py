@@ -160,6 +160,10 @@ class CheckpointCoordinator:
             self._enqueue(request, 0)
         return request
 
+    def known_savepoint(self, order: SavepointOrder) -> CheckpointRequest | None:
+        """The savepoint that the same request id has made or is making; its order tells how. None if there is none."""
+        return self._desk.known(order) if self._desk is not None else None
+
     def current_epoch(self) -> int:
         """The newest committed epoch, -1 if there is none."""
         with self._lock:

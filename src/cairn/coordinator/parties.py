@@ -40,6 +40,7 @@ class WrittenSavepoint:
     path: str
     size: int
     epoch: int
+    drained: bool = False
 
 
 class SavepointRunner(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -45,6 +46,19 @@ class SavepointDesk:
         if found is not None:
             request.end(self._written_before(order, found))
         return request, found is None
+
+    def known(self, order: SavepointOrder) -> CheckpointRequest | None:
+        """What was made or is being made under the id of an order; None if nothing was, or it failed."""
+        with self._lock:
+            known = self._orders.get(order.request)
+        if known is not None and not known.failed:
+            return known
+        found = self._runner.find(order)
+        if found is None:
+            return None
+        request = CheckpointRequest(full=True, order=replace(order, drained=found.drained))
+        request.end(self._written_before(order, found))
+        return request
 
     def _written_before(self, order: SavepointOrder, found: WrittenSavepoint) -> CheckpointInfo:
         """What is told of a savepoint that an earlier request with the same id made."""
