@@ -1,8 +1,9 @@
 """The coordinator's thread, and requests to a running job as files: who can write its directory can ask, with no port.
 
-A request is `control/<id>` with a JSON document; the job answers with `control/<id>.done` and removes the request.
-Requests that were there before the run started are answered too; answers are removed by whoever asked, or after a day.
-The id is the asker's: asking again with the same one never makes a second savepoint.
+A request is `control/<id>` with a JSON document; the job removes it and answers with `control/<id>.done`.
+Requests that were there before the run started are answered too, except that a stop which nobody can be waiting for any
+more is refused; answers are removed by whoever asked, or after a day. The id is the asker's: asking again with the same
+one never makes a second savepoint. An answer says what it was asked, so that it is never taken for another's.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 import msgspec
 
 from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.errors import CairnError, NotFoundError
+from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
-from cairn.storage.filesystem import FileSystem
+from cairn.storage.filesystem import FileInfo, FileSystem
 
 _log = logging.getLogger("cairn.checkpoint")
 _DONE = ".done"
@@ -29,6 +30,8 @@ _TAKEN = ".taken"
 PATIENCE = 30.0
 """Seconds after which a job that has not even taken a request up is held to be down."""
 _KEPT_SECONDS = 86_400.0
+_LATE = 2.0
+"""Of `PATIENCE`: a stop that is found so old was left by somebody who has gone."""
 
 Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo]]
 """Begins what a request asks for, and returns what waits for its end; `ValueError` for a request that is none."""
@@ -48,6 +51,7 @@ class Control:
         self._actions = {"checkpoint": self._checkpoint, **(actions or {})}
         self._taken: set[str] = set()
         self._waiting: list[threading.Thread] = []
+        self._first = True
 
     def finish(self, timeout: float) -> None:
         """Let those who wait for an end answer; called when the job is over and the process may go."""
@@ -58,6 +62,10 @@ class Control:
     def serve(self) -> None:
         """Take up new requests. Called again and again by the coordinator's thread; never waits."""
         present = self._files.list(layout.CONTROL)
+        if self._first:
+            paths = {info.path for info in present}
+            present = [info for info in present if not self._overtaken(info.path, paths)]
+            self._first = False
         self._taken &= {info.path for info in present}  # an id that was answered may be asked again
         for info in present:
             if info.path.endswith(_DONE):
@@ -65,25 +73,56 @@ class Control:
                     self._files.delete(info.path)
             elif info.path not in self._taken and not info.path.endswith(_TAKEN):
                 self._taken.add(info.path)
-                self._take(info.path)
+                self._take(info)
 
-    def _take(self, path: str) -> None:
+    def _overtaken(self, path: str, present: set[str]) -> bool:
+        """Whether a file tells what the start of this run made untrue; it is removed then.
+
+        That is: an answer that the job was stopped, and a sign that a request was heard which is not there any more.
+        """
+        if path.endswith(_TAKEN) and path.removesuffix(_TAKEN) not in present:
+            self._files.delete(path)
+            return True
+        if not path.endswith(_DONE):
+            return False
         try:
-            asked = msgspec.json.decode(self._files.read(path), type=dict[str, Any])
+            answer = msgspec.json.decode(self._files.read(path), type=dict[str, Any])
+        except (NotFoundError, msgspec.MsgspecError):
+            return False
+        asked = answer.get("asked")
+        if not isinstance(asked, dict) or asked.get("action") != "stop" or "checkpoint" not in answer:
+            return False
+        self._files.delete(path)
+        return True
+
+    def _take(self, info: FileInfo) -> None:
+        path = info.path
+        try:
+            raw = self._files.read(path)
+        except NotFoundError:  # taken back
+            return
+        except CairnError as error:
+            self._answer(path, {}, {"error": error.message})
+            return
+        asked: dict[str, Any] = {}
+        try:
+            asked = msgspec.json.decode(raw, type=dict[str, Any])
             if asked.get("action") == "progress":
-                self._answer(path, {"checkpoints": msgspec.to_builtins(self._coordinator.infos())})
+                self._answer(path, asked, {"checkpoints": msgspec.to_builtins(self._coordinator.infos())})
                 return
             action = self._actions.get(asked.get("action", ""))
             if action is None:
                 raise ValueError(f"unknown request {asked}")
+            _refuse_late(asked, info)
             wait_for_end = action({**asked, "id": path.rsplit("/", 1)[-1]})
-        except NotFoundError:
+        except CairnError as error:
+            self._answer(path, asked, {"error": error.message})
             return
         except (ValueError, msgspec.MsgspecError) as error:
-            self._answer(path, {"error": f"not a request: {error}"})
+            self._answer(path, asked, {"error": f"not a request: {error}"})
             return
-        except CairnError as error:
-            self._answer(path, {"error": error.message})
+        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it, and the next request is served
+            self._answer(path, asked, {"error": _told(error)})
             return
 
         with suppress(FileExistsError, CairnError, OSError):
@@ -91,9 +130,10 @@ class Control:
 
         def wait() -> None:
             try:
-                self._answer(path, {"checkpoint": msgspec.to_builtins(wait_for_end())})
-            except CairnError as error:
-                self._answer(path, {"error": error.message})
+                answer = {"checkpoint": msgspec.to_builtins(wait_for_end())}
+            except Exception as error:  # noqa: BLE001 - whatever it was, whoever asked must hear of it
+                answer = {"error": _told(error)}
+            self._answer(path, asked, answer)
 
         thread = threading.Thread(target=wait, name="cairn-control", daemon=True)
         self._waiting = [*(known for known in self._waiting if known.is_alive()), thread]
@@ -104,17 +144,43 @@ class Control:
             raise ValueError(f"full is true or false, not {asked['full']!r}")
         return self._coordinator.request(asked.get("full")).wait
 
-    def _answer(self, path: str, answer: dict[str, Any]) -> None:
+    def _answer(self, path: str, asked: Mapping[str, Any], answer: dict[str, Any]) -> None:
+        """Answer a request. It goes first: if the job dies here, the next run must not be stopped by it again."""
+        told = msgspec.json.encode({"asked": _gist(asked), **answer})
         try:
+            self._files.delete(path)
             try:
-                self._files.create(path + _DONE, msgspec.json.encode(answer))
+                self._files.create(path + _DONE, told)
             except FileExistsError:  # answered before the job was killed, and asked again
                 self._files.delete(path + _DONE)
-                self._files.create(path + _DONE, msgspec.json.encode(answer))
+                self._files.create(path + _DONE, told)
             self._files.delete(path + _TAKEN)
-            self._files.delete(path)
         except (CairnError, OSError) as error:
             _log.warning("a request could not be answered: %s", error)
+
+
+def _gist(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells two requests with the same id apart."""
+    return {"action": asked.get("action"), "drain": bool(asked.get("drain"))}
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, CairnError):
+        return error.message
+    if isinstance(error, TimeoutError) and str(error):
+        return str(error)
+    _log.error("a request to the job failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _refuse_late(asked: Mapping[str, Any], info: FileInfo) -> None:
+    """A stop that was asked for long ago is no wish of today: who asked has given up, or was killed."""
+    age = time.time() - info.modified
+    if asked.get("action") == "stop" and age > _LATE * PATIENCE:
+        raise CheckpointFailedError(
+            f"the request to stop is {age:.0f} s old and was not taken up by this run in time, so the job goes on; "
+            "ask again if it is to stop"
+        )
 
 
 class CheckpointThread:
@@ -148,25 +214,65 @@ class CheckpointThread:
 
 
 def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: str = "") -> dict[str, Any] | None:
-    """The asking side: the job's answer, or None if it gave none in time. Then the request is taken back.
+    """The asking side: the job's answer, or None if it gave none in time. Whoever gives up takes the request back.
 
-    `request` is the id to ask with; an answer that is there already under that id is taken.
+    `request` is the id to ask with; an answer that is there already under that id is taken, if it answers the same
+    question. `InvalidInputError` if the id stands for another one.
     """
     path = f"{layout.CONTROL}/{layout.checked(request, 'request id') if request else uuid.uuid4().hex}"
-    if not files.exists(path + _DONE):
-        try:
-            files.create(path, msgspec.json.encode(question))
-        except FileExistsError:
-            _log.info("request %s is waiting already", request)
+    gist = _gist(question)
+    waiting = _waiting_request(files, path)
+    if waiting is not None and waiting != gist:
+        raise _other_question(request, waiting)
+    fresh = False
     began = time.monotonic()
-    while time.monotonic() - began < timeout:
-        if files.exists(path + _DONE):
-            answer = msgspec.json.decode(files.read(path + _DONE), type=dict[str, Any])
-            files.delete(path + _DONE)
-            return answer
-        if time.monotonic() - began > PATIENCE and not files.exists(path + _TAKEN):
-            break
-        time.sleep(0.05)
-    files.delete(path)
-    files.delete(path + _TAKEN)
-    return None
+    try:
+        if not files.exists(path + _DONE):
+            try:
+                files.create(path, msgspec.json.encode(question))
+                fresh = True
+            except FileExistsError:
+                _log.info("request %s is waiting already", request)
+        while time.monotonic() - began < timeout:
+            if files.exists(path + _DONE):
+                answer = msgspec.json.decode(files.read(path + _DONE), type=dict[str, Any])
+                asked = answer.pop("asked", gist if fresh else {})  # a job of an older release does not tell
+                if asked != gist:
+                    raise _other_question(request, asked)
+                files.delete(path + _DONE)
+                return answer
+            if time.monotonic() - began > PATIENCE and not files.exists(path + _TAKEN):
+                break
+            time.sleep(0.05)
+        return None
+    finally:
+        _take_back(files, path)
+
+
+def _waiting_request(files: FileSystem, path: str) -> dict[str, Any] | None:
+    """What a request that waits under the same id asks for; None if there is none."""
+    if not files.exists(path):
+        return None
+    try:
+        return _gist(msgspec.json.decode(files.read(path), type=dict[str, Any]))
+    except NotFoundError:
+        return None
+    except msgspec.MsgspecError:
+        return {}
+
+
+def _take_back(files: FileSystem, path: str) -> None:
+    try:
+        files.delete(path)
+        files.delete(path + _TAKEN)
+    except (CairnError, OSError) as error:
+        _log.warning("request %s could not be taken back, remove it by hand: %s", path, error)
+
+
+def _other_question(request: str, asked: Mapping[str, Any]) -> InvalidInputError:
+    what = str(asked.get("action") or "something else") + (" with drain" if asked.get("drain") else "")
+    return InvalidInputError(
+        f"request id '{request}' was used to ask for another thing ({what}), whose answer is still to come or to be "
+        "read: take another id, or ask for that again with this one to hear of it",
+        request=request,
+    )
