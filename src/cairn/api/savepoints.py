@@ -27,6 +27,7 @@ from cairn.runtime.savepoint import TableWork, assembled, write_tables
 from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
+from cairn.storage.manifests import load_identity
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
 
 
@@ -47,8 +48,8 @@ def savepoint_path(directory: str, job_id: str, request: str) -> str:
     return os.path.join(local_root(directory), layout.savepoint_name(job_id, _token(request)))
 
 
-def _token(request: str) -> str:
-    return hashlib.blake2b(request.encode(), digest_size=6).hexdigest()
+def _token(*named: str) -> str:
+    return hashlib.blake2b("\0".join(named).encode(), digest_size=6).hexdigest()
 
 
 @dataclass
@@ -56,6 +57,7 @@ class _Writing:
     """A savepoint on its way."""
 
     folder: SavepointFolder
+    name: str
     parts: int
     done: int = 0
     metadata: SavepointMetadata | None = None
@@ -89,6 +91,13 @@ class SparkSavepoints:
         if not os.path.lexists(os.path.join(path, layout.METADATA)):
             return None
         metadata = read_savepoint(path)
+        mine = load_identity(self._files)
+        if mine is not None and metadata.incarnation not in ("", mine.incarnation):
+            raise InvalidInputError(
+                f"{path} was made with request id '{order.request}' by another job of the id '{self._facts.job_id}', "
+                "or by one that was removed since; take another request id, or another directory for the savepoint",
+                path=path,
+            )
         return WrittenSavepoint(path, _size(path, metadata), metadata.epoch, metadata.drained)
 
     def start(
@@ -110,7 +119,8 @@ class SparkSavepoints:
                 table_schema((), spec)  # refuses what has no table, before anything is written
         folder = self._begin(order)
         work = [_work(self._files.root, manifest, operator, folder.path) for operator in manifest.operators]
-        writing = self._writing[number] = _Writing(folder, sum(map(len, work)))
+        name = layout.savepoint_name(self._facts.job_id, _token(order.request))
+        writing = self._writing[number] = _Writing(folder, name, sum(map(len, work)))
         operators = [
             assembled(operator, self._tables(number, writing, portion))
             for operator, portion in zip(manifest.operators, work, strict=True)
@@ -134,8 +144,11 @@ class SparkSavepoints:
         )
 
     def _begin(self, order: SavepointOrder) -> SavepointFolder:
-        """A folder for the savepoint. What an earlier attempt at the same request left, in a run that died, goes."""
-        token = _token(order.request)
+        """A folder for the savepoint. What an earlier attempt at the same request left, in a run that died, goes.
+
+        Other jobs may write into the same directory, with the same request ids: the folder is this job's alone.
+        """
+        token = _token(self._files.root, self._facts.job_id, order.request)
         left = os.path.join(local_root(order.directory), layout.savepoint_progress(token))
         if os.path.isdir(left):
             dispose(left)
@@ -181,7 +194,7 @@ class SparkSavepoints:
         if writing is None or writing.metadata is None:
             raise CheckpointFailedError(f"savepoint {number} was given up", checkpoint=number)
         try:
-            path = writing.folder.complete(writing.metadata)
+            path = writing.folder.complete(writing.metadata, writing.name)
         except BaseException:
             writing.folder.abort()
             raise
