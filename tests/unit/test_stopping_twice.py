@@ -181,3 +181,18 @@ def test_a_job_that_is_ending_is_not_stopped_once_more(tmp_path: Path) -> None:
     gate.end(1)
     with pytest.raises(CheckpointFailedError, match="ending already"):
         stop(world.files, gate, world.coordinator, Loop(), SavepointOrder("/sp", "r"), 1, False, lambda: None, 1.0)
+
+
+def test_a_job_that_has_read_nothing_is_not_stopped_and_told_how_to_end_it(tmp_path: Path) -> None:
+    world, gate = World(tmp_path), EpochGate()
+    error, ended = stopped(world, gate, SavepointOrder("/sp", "r"))
+    assert isinstance(error, CheckpointFailedError)
+    assert "no position to save, and it goes on" in error.message
+    assert "job.cancel()" in error.message
+    assert ended == []
+    assert world.files.list("stopping") == []
+    assert gate.enter(), "the first epoch may begin"
+    world.commit(0)
+    gate.leave()
+    info, ended = stopped(world, gate, SavepointOrder("/sp", "r"))
+    assert (info.epoch, ended) == (0, [True]), "asked for again after it, under the same id"

@@ -283,7 +283,7 @@ class CheckpointCoordinator:
                     continue
             self._queue.remove(request)
             if self._current is None and self._running is None:
-                self._refuse(request, FailureReason.NOT_RUNNING, "the job has not begun its first epoch yet")
+                self._refuse(request, FailureReason.NOT_RUNNING, request.nothing_yet())
                 continue
             self._trigger(request, now)
 

@@ -49,6 +49,20 @@ class CheckpointRequest:
     def failed(self) -> bool:
         return self._info is not None and self._info.status is CheckpointStatus.FAILED
 
+    def nothing_yet(self) -> str:
+        """Why it is refused before the job has an epoch, and what to do instead.
+
+        There is no position to put into a savepoint: a source that begins at its newest row, say, would begin at
+        another one in the job that is started from it.
+        """
+        if self.order is None:
+            return "the job has not begun its first epoch yet; ask again when it has read its first rows"
+        return (
+            "the job has not begun its first epoch yet: it has read no row, so there is no state and no position to "
+            "save, and it goes on. To end it, cancel it (job.cancel(), or Ctrl-C where it runs): nothing is lost, and "
+            "it is started again without a savepoint. For a savepoint, ask again after its first epoch."
+        )
+
     def wait(self, timeout: float | None = None) -> CheckpointInfo:
         """The completed checkpoint. Raises `CheckpointFailedError` if it failed, `TimeoutError` if it takes longer."""
         if not self._ended.wait(timeout) or self._info is None:
