@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from tests.unit.test_savepoint_coordinator import World
 
-from cairn.coordinator import control as control_module
 from cairn.coordinator.control import Control, ask
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
@@ -70,7 +69,7 @@ def job(tmp_path: Path) -> Job:
 @pytest.fixture
 def served(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
     """The job looks for requests whenever the client waits."""
-    monkeypatch.setattr(control_module.time, "sleep", lambda seconds: job.serve())
+    monkeypatch.setattr(time, "sleep", lambda seconds: job.serve())
     return job
 
 
@@ -110,7 +109,7 @@ def test_answers_of_a_job_of_an_older_release_are_taken_by_who_asked_only(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = json.dumps({"error": "no"}).encode()
-    monkeypatch.setattr(control_module.time, "sleep", lambda seconds: job.files.create("control/r1.done", told))
+    monkeypatch.setattr(time, "sleep", lambda seconds: job.files.create("control/r1.done", told))
     assert ask(job.files, {"action": "stop"}, 5, "r1") == {"error": "no"}
     job.files.create("control/r1.done", told)
     with pytest.raises(InvalidInputError, match="something else"):
@@ -122,7 +121,7 @@ def test_ctrl_c_takes_the_request_back(job: Job, monkeypatch: pytest.MonkeyPatch
         assert job.files.exists("control/r1")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(control_module.time, "sleep", interrupted)
+    monkeypatch.setattr(time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ask(job.files, {"action": "stop"}, 100, "r1")
     assert job.files.list("control") == []
