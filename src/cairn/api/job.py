@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts
+from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered
 from cairn.api.savepoints import target_directory
 from cairn.api.stopping import stop
@@ -67,6 +68,7 @@ class JobHandle:
         retention: str,
         savepoint_dir: str = "",
         timers: bool = False,
+        publisher: Publisher | None = None,
     ) -> None:
         self.name = name
         self.job_id = job_id
@@ -98,6 +100,12 @@ class JobHandle:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._gate = EpochGate()
+        self._publisher = publisher
+
+    @property
+    def web_url(self) -> str | None:
+        """The job's page, or None if there is none: switched off, or not installed (`pip install "cairn[ui]"`)."""
+        return self._publisher.url() if self._publisher is not None else None
 
     def status(self) -> JobStatus:
         """RUNNING, RESTARTING, or how it ended."""
@@ -186,14 +194,21 @@ class JobHandle:
             self._order(named, request)  # an error about the directory is told at once
             return lambda: self.stop_with_savepoint(named, drain, request_id=request)
 
-        return {"savepoint": savepoint, "stop": stop_job}
+        def cancel(asked: Mapping[str, Any]) -> Callable[[], None]:
+            self._running("cancel")
+            return self.cancel
+
+        return {"savepoint": savepoint, "stop": stop_job, "cancel": cancel}
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The checkpoints of the job, newest first: in progress, completed and failed, also of earlier runs."""
-        running = self._coordinator.infos() if self._coordinator is not None and not self._over.is_set() else []
+        running = self._in_progress()
         known = {info.id for info in running}
         ended = CheckpointStore(LocalFileSystem(self.directory)).history()
         return running + [info for info in ended if info.id not in known]
+
+    def _in_progress(self) -> list[CheckpointInfo]:
+        return self._coordinator.infos() if self._coordinator is not None and not self._over.is_set() else []
 
     def epochs(self) -> list[EpochReport]:
         """Reports of the epochs of this run, oldest first, at most the last thousand."""
@@ -299,7 +314,19 @@ class JobHandle:
             _log.exception("the supervisor of job %s stumbled", self.name)
             self._fatal = self._fatal or EpochFailedError(f"job '{self.name}' failed: {error}")
         finally:
+            self._tell_end()
             self._over.set()
+
+    def _tell_end(self) -> None:
+        """Write down how the job ended."""
+        if self._publisher is None:
+            return
+        failure = self._failure()
+        if failure is not None:
+            self._publisher.recorder.flush()
+            self._publisher.failed(failure, restarting=False)
+        else:
+            self._publisher.ended("canceled" if self._canceled else "stopped" if self._stopped else "finished")
 
     def _wait_for_query(self) -> None:
         query = self._query
@@ -322,6 +349,8 @@ class JobHandle:
                     _log.error("job %s stays down: its restart strategy (%s) is exhausted", self.name, told)
                 return False
             _log.warning("job %s failed and is restarted in %d ms: %s", self.name, delay, failure)
+            if self._publisher is not None:
+                self._publisher.failed(failure, restarting=True)
             if self._interrupted_wait.wait(delay / 1000):
                 return False
             self._settle()
@@ -391,11 +420,15 @@ class JobHandle:
         self._loop = loop
         self._query = query
         if first:
+            if self._publisher is not None:
+                self._publisher.serve(lambda: self.status().value, self._in_progress)
             threading.Thread(target=self._supervise, name=f"cairn-supervisor-{self.job_id}", daemon=True).start()
 
     def _on_epoch(self, report: EpochReport) -> None:
         with self._lock:
             self._reports.append(report)
+        if self._publisher is not None:
+            self._publisher.epoch(report)
         for listener in list(self._listeners):
             try:
                 listener(report)

@@ -20,7 +20,7 @@ _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
 _VERSION = b"1"
 _HEAD = len(_MAGIC) + 1 + 8 + 4
-HISTORY_KEPT = 100
+HISTORY_KEPT = 1000
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -56,8 +56,11 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
 class CheckpointStore:
     """The checkpoints of one job."""
 
-    def __init__(self, files: FileSystem) -> None:
+    def __init__(self, files: FileSystem, history_kept: int = HISTORY_KEPT) -> None:
         self.files = files
+        self._history_kept = history_kept
+        self._remembered: dict[str, CheckpointInfo] = {}
+        """Files of the history that were read already; they never change."""
 
     def complete(self, checkpoint: Checkpoint) -> None:
         """The one step that makes the checkpoint exist."""
@@ -118,7 +121,7 @@ class CheckpointStore:
         try:
             self.files.create(layout.history_path(info.id), msgspec.json.format(msgspec.json.encode(info)))
             kept = self.files.list(layout.HISTORY)
-            for old in kept[:-HISTORY_KEPT]:
+            for old in kept[: -self._history_kept]:
                 self.files.delete(old.path)
         except (CairnError, OSError) as error:
             _log.warning("the statistics of checkpoint %d could not be kept: %s", info.id, error)
@@ -127,11 +130,13 @@ class CheckpointStore:
         """Ended checkpoints, newest first. Completed ones that are no longer retained are marked as discarded."""
         retained = set(self.numbers())
         found: dict[int, CheckpointInfo] = {}
+        known, self._remembered = self._remembered, {}
         for file in self.files.list(layout.HISTORY):
             try:
-                info = msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
+                info = known.get(file.path) or msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
             except (NotFoundError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or cut off by a crash: statistics only
+            self._remembered[file.path] = info
             own = info.type is not CheckpointType.SAVEPOINT  # a savepoint is its owner's, wherever it lies
             gone = own and info.path != "" and info.id not in retained
             found[info.id] = msgspec.structs.replace(info, discarded=gone) if gone else info
