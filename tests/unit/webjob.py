@@ -90,7 +90,7 @@ def make_job(root: Path, *, ended: str = "finished", pid: int | None = None, sav
     sinks = [{"uid": "out", "kind": "files"}]
     journal.add(6, "started", config=config, parallelism=4, sinks=sinks, **{"from": "start"})
     journal.add(6, "restarting", f"the function said {EVIL}", code="user-function")
-    origin = {"from": "savepoint", "path": savepoint, "checkpoint": 5, "epoch": 3}
+    origin: dict[str, Any] = {"from": "savepoint", "path": savepoint, "checkpoint": 5, "epoch": 3}
     journal.add(run, "started", config=config, parallelism=2, sinks=sinks, **origin)
     loads = [SubtaskLoad(30, 30, 5, 1, 400.0, 100.0), SubtaskLoad(10, 10, 2, 0, 100.0, 0.0)]
     epochs = [

@@ -73,7 +73,7 @@ JOB_GAUGES: tuple[tuple[str, str, _Value], ...] = (
 OPERATOR_GAUGES: tuple[tuple[str, str, _OperatorValue], ...] = (
     ("cairn_state_bytes", "Files that hold the operator's state.", lambda op: op.state_bytes),
     ("cairn_operator_busy_ratio", "Share of time at work, highest subtask (busyTimeMsPerSecond).", lambda op: op.busy),
-    ("cairn_operator_backpressured_ratio", "Share of time waiting for those who take its rows (backPressuredTimeMsPerSecond).",
+    ("cairn_operator_backpressured_ratio", "Share of time its rows wait to be taken (backPressuredTimeMsPerSecond).",
      lambda op: op.backpressured),
     ("cairn_operator_idle_ratio", "Share of time without rows, lowest subtask (idleTimeMsPerSecond).",
      lambda op: op.idle),

@@ -68,7 +68,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
         """A page of a job; an error is a page as well."""
         try:
             job = catalogue.view(jobid)
-            facts = {"job": job, "health": health_of(job), "tab": tab, "commands": commands(job)}
+            facts: dict[str, Any] = {"job": job, "health": health_of(job), "tab": tab, "commands": commands(job)}
             return render(template, **facts, **make(job))
         except CairnError as error:
             return render("error.html", of_error(error).status_code, error=error, jobid=jobid)

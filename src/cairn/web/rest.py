@@ -94,7 +94,7 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
     @api.get("/jobs/overview", tags=["jobs"])
     def jobs_overview() -> shapes.JobsOverview:
         """All jobs in a line each."""
-        return {"jobs": [documents.overview(view) for view in catalogue.views()]}  # type: ignore[typeddict-item]
+        return {"jobs": [documents.overview(view) for view in catalogue.views()]}  # type: ignore[misc]
 
     @api.get("/jobs/{jobid}", tags=["jobs"])
     def job(jobid: JobId) -> Document:
@@ -206,8 +206,10 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
     @api.get("/jobs/{jobid}/checkpoints.csv", tags=["checkpoints"], response_class=Response)
     def checkpoints_csv(jobid: JobId) -> Response:
         """The history as a table."""
-        names = ("id", "status", "checkpoint_type", "trigger_timestamp", "end_to_end_duration", "checkpointed_size")
-        names += ("state_size", "epoch", "external_path", "failure_message")
+        names = [
+            "id", "status", "checkpoint_type", "trigger_timestamp", "end_to_end_duration", "checkpointed_size",
+            "state_size", "epoch", "external_path", "failure_message",
+        ]  # fmt: skip
         told = (documents.checkpoint(info) for info in catalogue.view(jobid).checkpoints.history)
         return _csv(names, ([entry.get(name, "") for name in names] for entry in told), f"{jobid}-checkpoints.csv")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -54,7 +55,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
 
-        async def send_with_headers(message: dict[str, Any]) -> None:
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -157,7 +158,7 @@ def _cookie(host: str) -> str:
 
 async def _read(receive: Any) -> bytes | None:
     """The whole body, or None if it is too large."""
-    parts = b""
+    parts: bytes = b""
     while True:
         message = await receive()
         if message["type"] != "http.request":

@@ -1,4 +1,4 @@
-"""Changes that are asked for over REST: begin one, say how far it is. Jobs are asked through their `control/` folders."""
+"""Changes that are asked for over REST: begin one, say how far it is. A job is asked through its `control/` folder."""
 
 from __future__ import annotations
 
