@@ -20,6 +20,7 @@ from cairn.api import migration, savepoints
 _NAME = "sp-many"
 _RESCALED = 8
 _HIGH_WATER = "VmHWM:"
+_STEPS = ((savepoints, "write_tables"), (migration, "load_tables"))
 
 
 def fill(bench: Bench) -> None:
@@ -66,15 +67,14 @@ class _Peaks:
         self._notes.unlink(missing_ok=True)
 
     def __enter__(self) -> _Peaks:
-        self._steps = (savepoints.write_tables, migration.load_tables)
-        for module, name, step in zip(
-            (savepoints, migration), ("write_tables", "load_tables"), self._steps, strict=True
-        ):
+        self._steps = [(module, name, getattr(module, name)) for module, name in _STEPS]
+        for module, name, step in self._steps:
             setattr(module, name, partial(_measured, step, str(self._notes)))
         return self
 
     def __exit__(self, *error: object) -> None:
-        savepoints.write_tables, migration.load_tables = self._steps
+        for module, name, step in self._steps:
+            setattr(module, name, step)
 
     def steps(self) -> dict[str, list[float]]:
         """The greatest peak in MiB, where the system can tell it."""
@@ -111,7 +111,8 @@ def _beside(bench: Bench, during: bool) -> Series:
     shutil.rmtree(info.path)
     reports = [report for report in job.epochs() if not report.rolled_forward]
     if during:
-        spent = [report.duration_ms for report in reports if first < report.epoch <= last]
+        # The epoch after the last committed one was running when the savepoint ended, and was slowed down, too.
+        spent = [report.duration_ms for report in reports if first < report.epoch <= last + 1]
     else:
         spent = [report.duration_ms for report in reports if report.epoch <= first][1:]
     return Series(bench.plan.touched, spent)

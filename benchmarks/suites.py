@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks import checkpointing, jobs, savepoint_jobs, spark_native
+from benchmarks import checkpointing, jobs, savepoint_jobs, savepoints, spark_native
 from benchmarks.measure import Bench, Plan, Variant
 
 
@@ -61,6 +61,7 @@ SUITES = {
     ),
     "checkpoints": Suite(checkpointing.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=checkpointing.fill),
     "savepoints": Suite(savepoint_jobs.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=savepoint_jobs.fill),
+    "offline": Suite(savepoints.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=savepoints.fill),
 }
 
 
@@ -183,5 +184,13 @@ def checks(plan: Plan) -> list[Check]:
         Check(
             "restore-rescale", "savepoints", f"{plan.stored:,} keys restored from a savepoint, parallelism 2 to 8",
             "restore-rescale", "", "plain", 8e5,
+        ),
+        Check(
+            "savepoint-diff", "offline", f"diff of two savepoints of {plan.stored:,} keys against a full outer join",
+            "savepoint-diff", "savepoint-join", "slower", 2.0,
+        ),
+        Check(
+            "savepoint-lookup", "offline", f"lookups of one key of {plan.stored:,} in a second",
+            "savepoint-lookup", "", "plain", 1.0,
         ),
     ]  # fmt: skip

@@ -100,11 +100,11 @@ def take_savepoint(job: JobHandle, wanted: dict[str, Any], folder: Path) -> None
 
     complete = SparkSavepoints.complete
     if wanted.get("kill") == "tables":
-        SparkSavepoints._sources = kill  # type: ignore[method-assign]
+        SparkSavepoints._sources = kill  # type: ignore[method-assign,assignment]
     if wanted.get("kill") == "completed":
         SparkSavepoints.complete = lambda *told: (complete(*told), kill())[0]  # type: ignore[method-assign]
     if wanted.get("kill") == "stopping":
-        JobHandle._finish = kill  # type: ignore[method-assign]
+        JobHandle._finish = kill  # type: ignore[method-assign,assignment]
     while job.status() is JobStatus.RUNNING:
         if max([job.restored_epoch or 0, *(report.epoch for report in job.epochs())]) >= wanted["after"]:
             break

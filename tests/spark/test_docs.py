@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from cairn import FileSink, ForeachEpochSink, StreamExecutionEnvironment
+from cairn import FileSink, ForeachEpochSink, StreamExecutionEnvironment, register
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVENTS = 60
@@ -83,3 +84,20 @@ def test_idempotent_function_may_run_twice(spark: SparkSession, tmp_path: Path, 
     counts.sink_to(ForeachEpochSink(twice), uid="result")
     env.execute("counts")
     assert spark.read.parquet(str(tmp_path / "result")).count() == EVENTS
+
+
+def test_savepoints_page_reads_edits_and_bootstraps(spark: SparkSession, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"spark": spark, "F": F, "bootstrap_path": str(tmp_path / "boot"), "__name__": "docs"}
+    exec("from cairn import Savepoint\n" + block("savepoints.md", "Savepoint.create"), names)
+    names |= {"path": str(tmp_path / "boot"), "new_path": str(tmp_path / "new")}
+    exec(block("savepoints.md", "Savepoint.load(spark, path) "), names)
+    total = sum(range(1, 1000, 3))
+    assert names["one"] == total
+    assert len(names["top"].collect()) == 3
+    assert names["timers"].count() == 0
+    exec(block("savepoints.md", "doubled = totals"), names)
+    assert names["edited"].lookup("totals", "sum", "u1") == 2 * total
+    assert names["edited"].lookup("totals", "sum", "u2") is None
+    register(spark)
+    exec(block("savepoints.md", 'format("cairn")'), names)
+    assert {row.user for row in names["frame"].collect()} == {"u0", "u1", "u2"}

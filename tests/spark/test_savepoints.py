@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
 from tests.spark.test_checkpoints import outputs, processed, running, until
@@ -343,3 +344,71 @@ def test_another_key_type_and_too_many_subtasks(lab: Lab) -> None:
         running(lab, "groups", **{FROM: info.path, "pipeline.max-parallelism": 32})
     open_groups = running(lab, "open", **{FROM: info.path, "pipeline.max-parallelism": -1})
     assert read_savepoint(open_groups.stop_with_savepoint(str(lab.folder / "sp")).path).max_parallelism == 16
+
+
+class CounterReader(SimpleDataSourceStreamReader):
+    """Three numbers a batch, without end."""
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"n": 0}
+
+    def read(self, start: dict[str, int]) -> Any:
+        end = {"n": start["n"] + 3}
+        return self.readBetweenOffsets(start, end), end
+
+    def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Any:
+        return iter([(n,) for n in range(start["n"], end["n"])])
+
+
+class Counter(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "counter"
+
+    def schema(self) -> str:
+        return "value bigint"
+
+    def simpleStreamReader(self, schema: Any) -> CounterReader:
+        return CounterReader()
+
+
+def test_positions_of_generated_and_python_sources(lab: Lab) -> None:
+    """Both go on exactly where the savepoint was taken, also when they change places."""
+    lab.spark.dataSource.register(Counter)
+
+    def start(name: str, order: list[str], **config: Any) -> JobHandle:
+        env = lab.env(2, **config).set_trigger(processing_time="0 seconds")
+        rate = lab.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 4).load()
+        frames = {
+            "rate": rate.selectExpr("'rate' AS key", "value"),
+            "counter": lab.spark.readStream.format("counter").load().selectExpr("'counter' AS key", "value"),
+        }
+        first, second = (frames[which] for which in order)
+        counted = env.from_df(first.union(second)).key_by("key").process(Numbers(), "key string, n bigint", uid="n")
+        counted.sink_to(FileSink(str(lab.folder / f"output-{name}")), uid="out")
+        return env.execute_async(name)
+
+    job = start("one", ["rate", "counter"])
+    until(lambda: len(job.epochs()) >= 3)
+    path = job.stop_with_savepoint(str(lab.folder / "sp")).path
+    assert read_savepoint(path).source_names == ["rate-micro-batch", "counter"]
+    job = start("two", ["counter", "rate"], **{FROM: path})
+    until(lambda: len(job.epochs()) >= 3)
+    job.stop_with_savepoint(str(lab.folder / "sp"))
+    for key in ("rate", "counter"):
+        before = [n for k, n in outputs(lab, "one") if k == key]
+        after = [n for k, n in outputs(lab, "two") if k == key]
+        assert before == list(range(len(before)))
+        assert after == list(range(len(before), len(before) + len(after)))
+        assert after
+
+
+class Numbers(KeyedProcessFunction):
+    """Counts the rows of each source: the n-th row must not have been seen before."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.seen = runtime_context.get_state(ValueStateDescriptor("seen", "bigint"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.seen.update((self.seen.value() or 0) + 1)
+        yield (value.key, value.value)

@@ -363,6 +363,47 @@ def test_a_crash_at_every_step_of_a_savepoint(tmp_path: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*") if p.is_file()} == before
 
 
+def test_a_crash_at_every_storage_call_of_a_job_with_a_savepoint_and_a_clean_up(tmp_path: Path) -> None:
+    """C14: three epochs, a savepoint after the second, old epochs expire; whatever call is the last one of the run."""
+
+    def batches(job: KeyedProcessHarness, target: Path) -> None:
+        for number in range(job.epoch + 1, 3):
+            job.push(*ROWS[40 * number : 40 * number + 40])
+            job.run_epoch()
+            if number == 1:
+                savepoint_of(target.parent / "job", target)
+
+    with harness(Old(), tmp_path / "shape", 3) as job:
+        shape = shape_of(job)
+    call = 0
+    while True:
+        call += 1
+        folder = tmp_path / str(call)
+        files: Any = FaultyFileSystem(LocalFileSystem(str(folder / "job")), FaultPlan([Fault("crash", call=call)]))
+        try:
+            with harness(Old(), folder / "job", files=files, epochs_retained=2, inline_threshold=0) as job:
+                batches(job, folder / "sp")
+        except Crash:
+            pass
+        else:
+            break
+        with harness(Old(), folder / "job", epochs_retained=2, inline_threshold=0) as job:
+            batches(job, folder / "sp")
+            assert job.epoch == 2
+            assert job.state("seen", "k1") == model()["k1"]["seen"]
+        for path in (folder / "sp").glob("savepoint-*"):
+            assert verify(str(path)) == []
+            if call % 7 == 0:
+                restored(str(path), folder / "b", shape)
+                with harness(Old(), folder / "b", 3) as job:
+                    job.push(*ROWS[80:])
+                    job.run_epoch()
+                    check_same(job)
+                shutil.rmtree(folder / "b")
+        shutil.rmtree(folder)
+    assert call > 15
+
+
 def test_back_to_an_older_point_reads_nothing_of_what_was_given_up(tmp_path: Path) -> None:
     """J7: after a roll-back, the files of the epochs in between can go."""
     with harness(Old(), tmp_path / "a") as job:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import itertools
 import os
 import shutil
@@ -30,6 +32,7 @@ from cairn.runtime.savepoint import (
     table_rows,
     write_tables,
 )
+from cairn.runtime.snapshots import find_rows, first_rows, open_snapshot
 from cairn.state.typed import table_schema, to_section, to_table
 from cairn.storage import savepoints, tables
 from cairn.storage.compaction import groups_of, write_snapshot
@@ -339,6 +342,32 @@ def test_completing_wants_every_file_and_a_free_name(tmp_path: Path, job: Operat
         progress.complete(empty, os.path.basename(path))
     assert savepoints.verify(path) == []
     assert len(savepoints.list_savepoints(str(tmp_path / "sp"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("timestamp", dt.datetime(2024, 1, 1, 0, 0, 7, tzinfo=dt.UTC)),
+        ("timestamp_ntz", dt.datetime(2024, 1, 1, 0, 0, 7)),
+        ("date", dt.date(2024, 1, 7)),
+        ("double", 7.5),
+        ("boolean", True),
+        ("decimal(10,2)", decimal.Decimal("7.50")),
+        ("binary", b"7"),
+    ],
+)
+def test_one_key_of_any_type_is_found(tmp_path: Path, ddl: str, value: Any) -> None:
+    keys = parse_columns(f"k {ddl}")
+    spec = StateSpec("s", "value", "bigint")
+    columns, schema = table_schema(keys, spec)
+    rows = pa.table({"k": pa.array([value], schema.field("k").type), "value": [7]})
+    section = to_section(rows, columns, keys, spec, 16)
+    handle = write_snapshot(LocalFileSystem(str(tmp_path)), "shared/op/a.state", 1, KeyGroupRange(0, 15), [section])
+    operator = OperatorState("op", "n", 1, f"k {ddl}", [spec], [handle])
+    snapshot = open_snapshot(make_savepoint(tmp_path, operator, tmp_path / "sp"))
+    found = find_rows(snapshot, snapshot.operator("op"), snapshot.operator("op").state("s"), value)
+    assert found["value"].to_pylist() == [7]
+    assert first_rows(snapshot, snapshot.operator("op").state("s"), 5).num_rows == 1
 
 
 def test_a_type_that_is_not_known_is_named(savepoint: str) -> None:

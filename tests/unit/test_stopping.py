@@ -30,7 +30,12 @@ def test_a_shut_gate_waits_for_the_running_epoch_and_holds_the_next() -> None:
     gate.leave()
     assert gate.shut(1)
     entered = threading.Event()
-    thread = threading.Thread(target=lambda: (gate.enter(), entered.set()))
+
+    def epoch() -> None:
+        gate.enter()
+        entered.set()
+
+    thread = threading.Thread(target=epoch)
     thread.start()
     assert not entered.wait(0.1)
     gate.open()

@@ -1,7 +1,7 @@
 """`spark.read.format("cairn")`: the state in savepoints and checkpoints as a data source.
 
-Options: `uid` and `state` (each may be left out where there is only one), and on a job's directory `checkpoints=all`, which
-reads all retained checkpoints and adds the column `checkpoint`: the same key at different times.
+Options: `uid` and `state` (each may be left out where there is only one), and on a job's directory `checkpoints=all`,
+which reads all retained checkpoints and adds the column `checkpoint`: the same key at different times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Piece(InputPartition):
     checkpoint: int = -1
 
     @property
-    def value(self) -> Any:  # type: ignore[override]
+    def value(self) -> Any:
         return (self.origin, self.groups, self.checkpoint)
 
 

@@ -21,8 +21,7 @@ def diff_summary(spark: SparkSession, before: Snapshot, after: Snapshot) -> Data
     parts = []
     for uid in dict.fromkeys([*before.operators, *after.operators]):
         names = [n for snapshot in (before, after) for n in (_states(snapshot, uid))]
-        for name in dict.fromkeys(names):
-            parts.append(_counted(spark, before, after, uid, name))
+        parts += [_counted(spark, before, after, uid, name) for name in dict.fromkeys(names)]
     if not parts:
         return spark.createDataFrame([], _SUMMARY)
     return reduce(DataFrame.unionByName, parts)
@@ -66,7 +65,7 @@ def diff_rows(spark: SparkSession, before: Snapshot, after: Snapshot, uid: str, 
     if old is not None and new is not None:
         if not _alike(old, new):
             raise IncompatibleStateError(
-                f"operator '{uid}', state '{state}' is a {old[1].spec.signature} by ({old[0].key_type}) in one savepoint and a "
+                f"operator '{uid}', state '{state}' is a {old[1].spec.signature} by ({old[0].key_type}) in one and a "
                 f"{new[1].spec.signature} by ({new[0].key_type}) in the other; their rows cannot be compared. "
                 "Read both with read_keyed_state, cast, and join them."
             )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import random
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,6 +20,7 @@ from cairn.api.backends import BackendChoice
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.claims import release_claims
 from cairn.api.datasource import register
+from cairn.api.directories import driver_directory, sweep_leftovers
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
 from cairn.api.planning import JobShape, RestorePlan, make_plan
@@ -54,7 +52,7 @@ from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
-from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError
+from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model import keygroups
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.descriptors import Time
@@ -63,7 +61,6 @@ from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 from cairn.storage.manifests import load_identity
 
@@ -202,7 +199,7 @@ class StreamExecutionEnvironment:
         parallelism, groups = self._parallelism()
         settings = self._settings
         if settings.checkpoints.storage == "jobmanager":
-            settings = replace(settings, directory=_driver_directory())
+            settings = replace(settings, directory=driver_directory())
         elif not settings.directory:
             settings = replace(settings, directory=DEFAULT_DIRECTORY)
             _log.warning(
@@ -224,7 +221,7 @@ class StreamExecutionEnvironment:
         recovered = self._recover(handle, files, settings, groups)
         self._executed = True
         spent = (time.perf_counter() - began) * 1000
-        _sweep(files)
+        sweep_leftovers(files)
         newest = recovered.manifest.epoch if recovered.manifest is not None else -1
         tell_of_unfinished_stops(files, job_id, newest)
         again = replace(settings, restore_path="")
@@ -445,26 +442,3 @@ class StreamExecutionEnvironment:
         if self._collector is None:
             self._collector = collector(self.spark.sparkContext)
         return self._collector
-
-
-def _driver_directory() -> str:
-    """A directory that lives as long as the driver, for `JobManagerCheckpointStorage`."""
-    made = tempfile.mkdtemp(prefix="cairn-jobmanager-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    _log.warning(
-        "state and checkpoints are held by the driver (JobManagerCheckpointStorage): when it ends they are gone, and "
-        "the job starts anew; set execution.checkpointing.dir to keep them"
-    )
-    return made
-
-
-def _sweep(files: LocalFileSystem) -> None:
-    """Remove what crashed runs left behind. A job never fails for this: what cannot be deleted now can be later."""
-    try:
-        swept = sweep(files)
-    except (CairnError, OSError) as error:
-        _log.warning("cannot look for files that no epoch needs: %s", error)
-        return
-    if swept:
-        size = sum(info.size for info in swept)
-        _log.info("removed %d files (%d bytes) that no epoch names", len(swept), size)

@@ -106,7 +106,7 @@ def _only(table: Any, files: list[Any]) -> Any:
 
 
 def fit(frame: DataFrame, operator: SnapshotOperator, state: SnapshotState, max_parallelism: int) -> DataFrame:
-    """The rows with the columns of the table, the key group that belongs to the key, and whether something does not fit."""
+    """The rows with the columns of the table, the key group of their keys, and whether something does not fit."""
     columns = state.columns
     wanted = [field for field in spark_schema(state.schema) if field.name != columns.key_group]
     picked: list[Column] = []
@@ -265,8 +265,8 @@ def write_frame(
     told = [f"{count} {what}" for what, count in problems.items() if count]
     if told:
         raise InvalidInputError(
-            f"operator '{operator.uid}', state '{state.name}': {'; '.join(told)}. Filter them out, cast, or keep one row "
-            "for each key; nothing was written.",
+            f"operator '{operator.uid}', state '{state.name}': {'; '.join(told)}. Filter them out, cast, or keep one "
+            "row for each key; nothing was written.",
             **dict(zip(("null_keys", "nulls", "misfits", "duplicates"), problems.values(), strict=True)),
         )
     return [part for report in reports for part in report.parts]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 import uuid
@@ -15,6 +14,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
+from cairn.api.failures import first_lines, other_sources
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts
 from cairn.api.publishing import Publisher
@@ -33,11 +33,11 @@ from cairn.errors import (
     CorruptFileError,
     EpochFailedError,
     FencedError,
-    IncompatibleStateError,
     StorageError,
     from_traceback,
 )
 from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
@@ -159,9 +159,8 @@ class JobHandle:
         return stop(files, self._gate, coordinator, loop, order, self.run, self._timers, self._finish, timeout)
 
     def _order(self, directory: str | None, request_id: str | None, drain: bool = False) -> SavepointOrder:
-        return SavepointOrder(
-            target_directory(directory, self._savepoint_dir), request_id or uuid.uuid4().hex, drained=drain
-        )
+        request = layout.checked(request_id, "request id") if request_id is not None else uuid.uuid4().hex
+        return SavepointOrder(target_directory(directory, self._savepoint_dir), request, drained=drain)
 
     def _running(self, what: str) -> CheckpointCoordinator:
         coordinator = self._coordinator
@@ -293,9 +292,9 @@ class JobHandle:
         if isinstance(own, CairnError):
             return own
         text = f"{own}\n{spark_error}"
-        carried = from_traceback(text) or self._overtaken() or _other_sources(text)
+        carried = from_traceback(text) or self._overtaken() or other_sources(text)
         if carried is None:
-            carried = EpochFailedError(f"job '{self.name}' failed: {_first_lines(str(own or spark_error))}")
+            carried = EpochFailedError(f"job '{self.name}' failed: {first_lines(str(own or spark_error))}")
         carried.__cause__ = own if own is not None else spark_error
         return carried
 
@@ -473,19 +472,3 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"<job {self.job_id!r} run {self.run}: {self.status().value}>"
-
-
-def _other_sources(text: str) -> IncompatibleStateError | None:
-    found = re.search(r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\]", text)
-    if found is None:
-        return None
-    return IncompatibleStateError(
-        f"the job was started with {found.group(1)} source(s) and now has {found.group(2)}; their positions are kept "
-        "by number, so it cannot go on. Read as many sources as before: a stream that feeds two branches counts twice, "
-        "and the first operator with on_timer adds one. Or stop it with a savepoint and start from that: there, sources "
-        "may change. The stored state is intact.",
-    )
-
-
-def _first_lines(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[:8])

@@ -22,7 +22,9 @@ from cairn.runtime.savepoint import LoadWork, load_tables
 
 _log = logging.getLogger("cairn.checkpoint")
 PIECES = 4
-"""Tasks for each subtask that the operator will have."""
+"""Most tasks for each subtask that the operator will have."""
+PIECE_ROWS = 200_000
+"""Rows that are worth a task of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class SparkMover:
 
     def move(self, plan: RestorePlan, operator: OperatorRestore, target: Target) -> list[StateHandle]:
         began = time.perf_counter()
-        work = [_work(plan, operator, target, groups) for groups in ranges(plan.parallelism, plan.max_parallelism)]
+        work = [_work(plan, operator, target, groups) for groups in ranges(plan, operator.stored.rows)]
         step: Callable[[Any], list[bytes]] = load_tables if plan.snapshot.savepoint is not None else rewrite_range
         context = self._spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", POOL)
@@ -70,9 +72,10 @@ class SparkMover:
         return handles
 
 
-def ranges(parallelism: int, groups: int) -> Sequence[KeyGroupRange]:
+def ranges(plan: RestorePlan, rows: int) -> Sequence[KeyGroupRange]:
     """The ranges that one task each brings over."""
-    pieces = min(groups, PIECES * parallelism)
+    groups = plan.max_parallelism
+    pieces = min(groups, PIECES * plan.parallelism, max(2, rows // PIECE_ROWS))
     return [key_group_range(index, pieces, groups) for index in range(pieces)]
 
 
@@ -127,7 +130,7 @@ class LocalMover:
 
     def move(self, plan: RestorePlan, operator: OperatorRestore, target: Target) -> list[StateHandle]:
         made: list[bytes] = []
-        for groups in ranges(plan.parallelism, plan.max_parallelism):
+        for groups in ranges(plan, operator.stored.rows):
             work = _work(plan, operator, target, groups)
             made += load_tables(work) if isinstance(work, LoadWork) else rewrite_range(work)
         return [msgspec.msgpack.decode(raw, type=StateHandle) for raw in made]

@@ -16,7 +16,14 @@ import msgspec
 
 from cairn.api.planning import RestorePlan
 from cairn.api.snapshots import Snapshot
-from cairn.api.sources import COMPACT_INTERVAL, build_spark_folder, lost_files, rearranged
+from cairn.api.sources import (
+    COMPACT_INTERVAL,
+    build_spark_folder,
+    lost_files,
+    match_sources,
+    positions_of,
+    rearranged,
+)
 from cairn.errors import CorruptFileError, InternalError, NotFoundError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
@@ -111,10 +118,14 @@ def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:
     if newest is None:
         return
     try:
-        folder = ManifestStore(files).load(newest).spark
+        manifest = ManifestStore(files).load(newest)
     except CorruptFileError:
         return
-    lost = lost_files(os.path.join(files.root, folder, layout.SOURCES), snapshot.offsets)
+    stored, offsets = snapshot.source_names, snapshot.offsets
+    if stored and manifest.source_names:  # the sources may have other numbers now
+        plan = match_sources(stored, len(positions_of(offsets)), manifest.source_names)
+        offsets = rearranged(offsets, plan, snapshot.time_ms)
+    lost = lost_files(os.path.join(files.root, manifest.spark, layout.SOURCES), offsets)
     if lost:
         shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise CorruptFileError(

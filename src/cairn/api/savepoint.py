@@ -1,7 +1,7 @@
 """`Savepoint`: the state of a job as tables, to be read, compared, edited and made, without the job.
 
-Everything that takes long runs on Spark. Editing is lazy: each call gives a new `Savepoint`, and `write` does the work. What
-was loaded is never changed.
+Everything that takes long runs on Spark. Editing is lazy: each call gives a new `Savepoint`, and `write` does the
+work. What was loaded is never changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import cairn
 from cairn.api.diff import diff_rows, diff_summary
 from cairn.api.frames import FrameRows, fit, frame_of, spark_schema, write_frame
 from cairn.api.sources import COMPACT_INTERVAL, copy_sources
-from cairn.errors import InvalidInputError
+from cairn.errors import CairnError, InvalidInputError, NotFoundError, from_traceback
 from cairn.model.ddl import parse_columns
 from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
@@ -94,14 +94,17 @@ class Savepoint:
         """Open a savepoint, a checkpoint (`chk-<n>`), or the newest checkpoint of a job's directory.
 
         Only metadata is read here. Pickled values are given as bytes; `lookup` opens those of the states that
-        `allow_pickled` names as `"uid.state"`. Opening a pickle runs code that is in it: allow it only for savepoints whose origin
-        you trust.
+        `allow_pickled` names as `"uid.state"`. Opening a pickle runs code that is in it: allow it only for savepoints
+        whose origin you trust.
         """
         allowed = [allow_pickled] if isinstance(allow_pickled, str) else list(allow_pickled)
         snapshot = open_snapshot(path)
+        there = [f"{op.uid}.{state.name}" for op in snapshot.operators.values() for state in op.states.values()]
         for name in allowed:
-            uid, _, state = name.partition(".")
-            snapshot.operator(uid).state(state)
+            if name not in there:
+                raise NotFoundError(
+                    f"allow_pickled names '{name}'; {snapshot.path} has {', '.join(there) or 'no state'}"
+                )
         return Savepoint(spark, snapshot, allowed)
 
     @staticmethod
@@ -187,9 +190,9 @@ class Savepoint:
     def diff(self, other: Savepoint, uid: str | None = None, state: str | None = None) -> DataFrame:
         """What changed from this savepoint to another one.
 
-        Without names, a row for every state that either has: `uid, state, added, removed, changed` in rows of its table. With
-        both names, a row for every difference: the columns that tell the row, `change` (added, removed, changed), `before`
-        and `after`. A state whose types differ is told as removed and added.
+        Without names, a row for every state that either has: `uid, state, added, removed, changed`, counted in rows of
+        its table. With both names, a row for every difference: the columns that tell the row, `change` (added, removed,
+        changed), `before` and `after`. A state whose types differ is counted as removed and added.
         """
         mine, theirs = self._snapshot, other._snapshot
         spark = self._spark or other._session()
@@ -219,12 +222,12 @@ class Savepoint:
         """This savepoint with the rows of a DataFrame as one state, instead of what was there.
 
         A state that is there keeps its declaration; `df` has the columns of its table (`key_group` is not read, and
-        `last_access` may be missing). A new state is declared by a descriptor, or by its name alone: then its kind and types
-        follow from the columns (`map_key`: a map, `position`: a list, otherwise values). The first state of a new
-        operator needs `key_by`, the names of its key columns.
+        `last_access` may be missing). A new state is declared by a descriptor, or by its name alone: then its kind and
+        types follow from the columns (`map_key`: a map, `position`: a list, otherwise values). The first state of a
+        new operator needs `key_by`, the names of its key columns.
 
-        Columns are checked now. Null keys, two rows for one key and numbers that do not fit are refused by `write`, with
-        their counts.
+        Columns are checked now. Null keys, two rows for one key and numbers that do not fit are refused by `write`,
+        with their counts.
         """
         if not isinstance(df, DataFrame):
             raise InvalidInputError(f"with_keyed_state takes a DataFrame, not {type(df).__name__}")
@@ -242,8 +245,8 @@ class Savepoint:
             spec = spec_of(state)
             if known is not None and known.spec.signature != spec.signature:
                 raise InvalidInputError(
-                    f"operator '{uid}', state '{label}' is a {known.spec.signature}; it cannot become a {spec.signature} "
-                    "here. Remove it first with remove_state."
+                    f"operator '{uid}', state '{label}' is a {known.spec.signature}; it cannot become a "
+                    f"{spec.signature} here. Remove it first with remove_state."
                 )
         else:
             spec = known.spec if known is not None else _inferred(label, operator, df)
@@ -305,8 +308,11 @@ class Savepoint:
                 version=cairn.__version__,
             )
             made = folder.complete(metadata, name)
-        except BaseException:
+        except BaseException as error:
             folder.abort()
+            told = None if isinstance(error, CairnError) else from_traceback(str(error))
+            if told is not None:
+                raise told from error
             raise
         return Savepoint(self._spark, open_snapshot(made), ())
 
@@ -372,10 +378,10 @@ class Savepoint:
             int(self._session().conf.get(_INTERVAL, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
         )
         files = LocalFileSystem(target)
-        made = []
-        for info in sorted(files.walk(layout.SOURCES), key=lambda info: info.path):
-            made.append(SourceFile(info.path, info.size, xxhash.xxh3_64_hexdigest(files.read(info.path))))
-        return made
+        return [
+            SourceFile(info.path, info.size, xxhash.xxh3_64_hexdigest(files.read(info.path)))
+            for info in sorted(files.walk(layout.SOURCES), key=lambda info: info.path)
+        ]
 
 
 def _copy_file(work: tuple[str, Any, str, str]) -> None:

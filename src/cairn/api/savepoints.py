@@ -1,7 +1,7 @@
 """Writes savepoints of a running job: Spark tasks in the background pool, many short ones, while the stream goes on.
 
-While an epoch runs, one task at a time is given to Spark, so that the stream always finds a free slot; while the stream
-rests, as many as there are slots.
+While an epoch runs, tasks take at most half of Spark's slots, so that the stream always finds free ones; while the
+stream rests, they take all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
 
 PIECES = 16
-"""Tasks for each subtask of an operator: short ones, so that the stream gets its turns."""
+"""Most tasks for each subtask of an operator: short ones, so that the stream gets its turns."""
+PIECE_ROWS = 200_000
+"""Rows that are worth a task of their own."""
 _PAUSE = 0.01
 
 
@@ -115,7 +117,7 @@ class SparkSavepoints:
     def _write(self, number: int, manifest: Manifest, order: SavepointOrder) -> None:
         folder = self._begin(order)
         chains = [operator for operator in manifest.operators if operator.chain]
-        pieces = {op.uid: min(manifest.max_parallelism, PIECES * op.parallelism) for op in chains}
+        pieces = {op.uid: _pieces(op, manifest.max_parallelism) for op in chains}
         writing = self._writing[number] = _Writing(folder, sum(pieces.values()))
         operators = []
         for operator in manifest.operators:
@@ -153,12 +155,12 @@ class SparkSavepoints:
         written: list[bytes] = []
         errors: list[Exception] = []
 
-        def run(first: bool) -> None:
+        def run(eager: bool) -> None:
             context = self._spark.sparkContext
             context.setJobGroup(self._group(number), f"cairn savepoint {number}", interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", POOL)
             while todo and not errors and not writing.given_up:
-                if not first and self._busy():
+                if not eager and self._busy():
                     time.sleep(_PAUSE)
                     continue
                 try:
@@ -172,11 +174,10 @@ class SparkSavepoints:
                     errors.append(error)
 
         count = max(1, min(len(work), self._spark.sparkContext.defaultParallelism))
-        others = [threading.Thread(target=run, args=(False,), daemon=True) for _ in range(count - 1)]
-        for thread in others:
+        threads = [threading.Thread(target=run, args=(n < max(1, count // 2),), daemon=True) for n in range(count)]
+        for thread in threads:
             thread.start()
-        run(first=True)
-        for thread in others:
+        for thread in threads:
             thread.join()
         if writing.given_up:
             raise CheckpointFailedError(f"savepoint {number} was given up", checkpoint=number)
@@ -223,6 +224,11 @@ class SparkSavepoints:
         if writing is not None:
             writing.given_up = True
             writing.folder.abort()
+
+
+def _pieces(operator: OperatorState, groups: int) -> int:
+    rows = sum(handle.rows for handle in operator.chain)
+    return min(groups, PIECES * operator.parallelism, max(operator.parallelism, rows // PIECE_ROWS))
 
 
 def _work(job_dir: str, manifest: Manifest, operator: OperatorState, pieces: int, target: str) -> list[TableWork]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.cli.state_commands import add_to
 from cairn.errors import CairnError
 
 app = typer.Typer(
@@ -40,7 +41,7 @@ RestoreOption = Annotated[
 ]
 LostOption = Annotated[
     bool,
-    typer.Option("--allow-non-restored-state", "-n", help="Drop stored state of operators that the job has no more."),
+    typer.Option("--allow-non-restored-state", help="Drop stored state of operators that the job has no more."),
 ]
 
 _DEBUG_VARIABLE = "CAIRN_DEBUG"
@@ -235,6 +236,9 @@ def stop(
     from cairn.cli.jobs import stop_job
 
     raise typer.Exit(stop_job(job, directory, target, drain, timeout, request, Output(as_json=as_json)))
+
+
+add_to(app)
 
 
 @app.command()

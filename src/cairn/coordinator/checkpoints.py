@@ -17,13 +17,14 @@ from collections.abc import Callable
 import msgspec
 
 from cairn.config import CheckpointSettings
-from cairn.coordinator.assembly import assembled, completed_info
+from cairn.coordinator.assembly import assembled
 from cairn.coordinator.parties import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
 from cairn.coordinator.pending import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
+from cairn.coordinator.retained import Retained
+from cairn.coordinator.savepoints import SavepointDesk
 from cairn.coordinator.statistics import Tasks
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
-    Checkpoint,
     CheckpointInfo,
     CheckpointStatus,
     CheckpointType,
@@ -31,12 +32,13 @@ from cairn.model.checkpoint import (
 )
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.cleanup import Pins, pins_of
+from cairn.storage.cleanup import Pins
 from cairn.storage.manifests import ManifestStore, Runs
 
 _log = logging.getLogger("cairn.checkpoint")
 _QUEUE = 1000
 _POLL_MS = 500
+_RUNNING = CheckpointStatus.IN_PROGRESS
 
 
 class CheckpointCoordinator:
@@ -59,22 +61,17 @@ class CheckpointCoordinator:
         self._manifests = ManifestStore(store.files)
         self._facts = facts
         self._runner = runner
-        self._savepoints = savepoints
-        self._orders: dict[str, CheckpointRequest] = {}
-        """Savepoints that were asked for in this run, by the id of the request."""
         self._current = current
         self._tasks: Tasks = ()
         self._running: tuple[int, str] | None = None
         self._intolerable = intolerable
         self._clock = clock or SystemClock()
+        self._desk = SavepointDesk(savepoints, store, self._clock) if savepoints is not None else None
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[CheckpointRequest] = []
         self._pending: dict[int, Pending] = {}
-        self._completed = store.all()
-        self._doomed: list[Checkpoint] = []
-        """No longer retained, but not deleted yet: still whole, so what they need must stay."""
-        self._released: set[str] = set()
+        self._retained = Retained(store, facts.run, settings.num_retained)
         self._ends: list[End] = []
         self._runs = Runs(store.files)
         self._next = store.next_number()
@@ -132,56 +129,29 @@ class CheckpointCoordinator:
     def request(self, full: bool | None = None) -> CheckpointRequest:
         """Ask for a checkpoint; it starts as soon as the settings allow. `full` None means: as configured."""
         request = CheckpointRequest(not self._settings.incremental if full is None else full)
+        with self._lock:
+            place = sum(1 for waiting in self._queue if not waiting.periodic)
+        self._enqueue(request, place)
+        return request
+
+    def _enqueue(self, request: CheckpointRequest, place: int) -> None:
         with self._changed:
             if self._closed:
                 self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
             elif len(self._queue) >= _QUEUE:
                 self._refuse(request, FailureReason.TOO_MANY, f"{_QUEUE} requests are waiting already")
             else:
-                place = sum(1 for waiting in self._queue if not waiting.periodic)
                 self._queue.insert(place, request)
                 self._changed.notify_all()
-        return request
 
     def savepoint(self, order: SavepointOrder) -> CheckpointRequest:
         """Ask for a savepoint. Asked again with the same request id, in this run or a later one, it is the same one."""
-        runner = self._savepoints
-        if runner is None:
+        if self._desk is None:
             raise CheckpointFailedError("this job cannot write savepoints")
-        request = CheckpointRequest(full=True, order=order)
-        with self._changed:
-            known = self._orders.get(order.request)
-            if known is not None and not known.failed:
-                return known
-            self._orders[order.request] = request
-        try:
-            found = runner.find(order)
-        except (CairnError, OSError) as error:
-            self._refuse(request, FailureReason.FINALIZE, str(error))
-            return request
-        if found is not None:
-            request.end(self._written_before(order, found.path, found.epoch, found.size))
-            return request
-        with self._changed:
-            if self._closed:
-                self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
-            elif len(self._queue) >= _QUEUE:
-                self._refuse(request, FailureReason.TOO_MANY, f"{_QUEUE} requests are waiting already")
-            else:
-                self._queue.insert(0, request)
-                self._changed.notify_all()
+        request, fresh = self._desk.take(order)
+        if fresh:
+            self._enqueue(request, 0)
         return request
-
-    def _written_before(self, order: SavepointOrder, path: str, epoch: int, size: int) -> CheckpointInfo:
-        """What is told of a savepoint that an earlier request with the same id made."""
-        for info in self._store.history():
-            if info.request == order.request and info.path == path:
-                return info
-        now = self._clock.now_ms()
-        return CheckpointInfo(
-            0, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT, now, full=True, epoch=epoch, end_ms=now,
-            path=path, request=order.request, savepoint_bytes=size,
-        )  # fmt: skip
 
     def current_epoch(self) -> int:
         """The newest committed epoch, -1 if there is none."""
@@ -191,23 +161,14 @@ class CheckpointCoordinator:
     def infos(self) -> list[CheckpointInfo]:
         """Checkpoints in progress, newest first."""
         with self._lock:
-            return [self._in_progress(pending) for pending in reversed(self._pending.values())]
-
-    def _in_progress(self, pending: Pending) -> CheckpointInfo:
-        info = pending.info(CheckpointStatus.IN_PROGRESS)
-        if not pending.is_savepoint or self._savepoints is None or not pending.writing:
-            return info
-        done, parts = self._savepoints.progress(pending.number)
-        return msgspec.structs.replace(info, parts_done=done, parts=parts)
+            pending = list(reversed(self._pending.values()))
+        return [self._desk.in_progress(p) if self._desk is not None else p.info(_RUNNING) for p in pending]
 
     def pins(self) -> Pins:
         """What must not be deleted: what retained checkpoints, and those in the making, need."""
         with self._lock:
-            made = pins_of([*self._completed, *self._doomed])
             making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
-            epochs = made.epochs.union(*(m.inline_epochs() for m in making))
-            released, self._released = frozenset(self._released), set()
-            return Pins(epochs, made.files.union(*(m.files() for m in making)), released)
+            return self._retained.pins(making)
 
     # Done by the thread.
 
@@ -358,18 +319,17 @@ class CheckpointCoordinator:
         def done(result: Snapshots | Exception | None) -> None:
             self._snapshot_done(pending, {} if result is None else result)
 
-        order = pending.request.order
-        if order is None:
+        if not pending.is_savepoint:
             self._runner.start(pending.number, manifest, done)
-        elif self._savepoints is not None:
-            self._savepoints.start(pending.number, manifest, order, done)
+        elif self._desk is not None:
+            self._desk.start(pending, manifest, done)
 
     def _snapshot_done(self, pending: Pending, result: Snapshots | Exception) -> None:
         if pending.number not in self._pending:  # given up meanwhile
             if pending.is_savepoint:
                 self._cancel(pending)
             else:
-                self._discard(pending.number)
+                self._retained.discard(pending.number)
             return
         with self._changed:
             pending.async_ms = self._clock.now_ms() - pending.async_since
@@ -386,7 +346,7 @@ class CheckpointCoordinator:
             self._finalize_savepoint(pending)
             return
         failure: Exception | None = None
-        before = self._completed[-1].manifest.epoch if self._completed else -1
+        before = self._retained.newest_epoch
         try:
             checkpoint = assembled(pending, self._settings, self._facts, self._manifests, self._clock.now_ms(), before)
             self._store.complete(checkpoint)
@@ -395,7 +355,7 @@ class CheckpointCoordinator:
         with self._lock:
             if pending.number not in self._pending:  # the job ended meanwhile
                 if failure is None:
-                    self._doomed.append(checkpoint)
+                    self._retained.doom(checkpoint)
                 return
             if failure is not None:
                 # A number that is taken belongs to another run's checkpoint, which is none of our business.
@@ -405,11 +365,9 @@ class CheckpointCoordinator:
             del self._pending[pending.number]
             self._failures = 0
             self._last_end_ms = checkpoint.info.end_ms
-            self._completed.append(checkpoint)
+            self._retained.add(checkpoint)
             for older in [p for p in self._pending.values() if p.number < pending.number and not p.is_savepoint]:
                 self._abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
-            self._doomed += self._completed[: -self._settings.num_retained]
-            self._completed = self._completed[-self._settings.num_retained :]
             self.notices.append((pending.number, True))
         info = checkpoint.info
         _log.info(
@@ -422,24 +380,20 @@ class CheckpointCoordinator:
 
     def _finalize_savepoint(self, pending: Pending) -> None:
         """The last step of a savepoint. It is its owner's from here on: nothing here ever deletes it."""
-        if self._savepoints is None or pending.manifest is None:
+        if self._desk is None:
             return
         try:
-            written = self._savepoints.complete(pending.number)
+            info = self._desk.complete(pending)
         except (CairnError, OSError) as error:
             with self._lock:
                 if pending.number in self._pending:
                     self._abort(pending, FailureReason.FINALIZE, f"the savepoint could not be completed: {error}")
             return
-        info = completed_info(pending, pending.manifest, written.path, self._clock.now_ms(), -1)
-        info = msgspec.structs.replace(info, savepoint_bytes=written.size)
         with self._lock:
-            self._pending.pop(
-                pending.number, None
-            )  # the job may have ended meanwhile; the savepoint exists all the same
+            self._pending.pop(pending.number, None)  # the job may have ended meanwhile; the savepoint exists
         _log.info(
             "Completed savepoint %d for job %s at %s (%d bytes, duration=%d ms, epoch %d).",
-            info.id, self._facts.job_id, info.path, written.size, info.duration_ms, info.epoch,
+            info.id, self._facts.job_id, info.path, info.savepoint_bytes, info.duration_ms, info.epoch,
         )  # fmt: skip
         self._store.remember(info)
         pending.request.end(info)
@@ -448,8 +402,8 @@ class CheckpointCoordinator:
         """Stop whoever writes for a checkpoint that was given up."""
         if not pending.is_savepoint:
             self._runner.cancel(pending.number)
-        elif self._savepoints is not None:
-            self._savepoints.cancel(pending.number)
+        elif self._desk is not None:
+            self._desk.cancel(pending)
 
     def _abort(self, pending: Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
         """Give a checkpoint up. Called with the lock held, so the work that it makes is left to `_settle`."""
@@ -469,13 +423,12 @@ class CheckpointCoordinator:
         """Do what ended checkpoints leave to do: clean up, tell, count. Without the lock: listeners are foreign."""
         with self._lock:
             ends, self._ends = self._ends, []
-            doomed = list(self._doomed)
         for end in ends:
             try:
                 if end.pending.writing:
                     self._cancel(end.pending)
                 if end.discard:
-                    self._discard(end.info.id)
+                    self._retained.discard(end.info.id)
                 if not self._fenced:
                     self._store.remember(end.info)
                 if not end.pending.is_savepoint:
@@ -486,11 +439,7 @@ class CheckpointCoordinator:
                 end.pending.request.end(end.info)
             if end.counts:
                 self._count(end.info)
-        for checkpoint in doomed:
-            if self._discard(checkpoint.id):
-                with self._lock:
-                    self._doomed.remove(checkpoint)
-                    self._released |= checkpoint.files()
+        self._retained.delete_doomed()
 
     def _count(self, info: CheckpointInfo) -> None:
         with self._lock:
@@ -508,18 +457,6 @@ class CheckpointCoordinator:
         kind = CheckpointType.CHECKPOINT if request.order is None else CheckpointType.SAVEPOINT
         failed = CheckpointInfo(0, CheckpointStatus.FAILED, kind, now, end_ms=now, failure=why)
         request.end(msgspec.structs.replace(failed, reason=reason))
-
-    def _discard(self, number: int) -> bool:
-        """Delete a checkpoint's folder; False if that did not work. A run that was overtaken deletes nothing."""
-        try:
-            self._runs.check(self._facts.run)
-            self._store.discard(number)
-        except FencedError:
-            return False
-        except (CairnError, OSError) as error:
-            _log.warning("cannot delete checkpoint %d, which is not needed any more: %s", number, error)
-            return False
-        return True
 
     def _next_due(self, now: int) -> float:
         dues = [now + _POLL_MS]

@@ -185,8 +185,8 @@ def checked_schema(operator: SavepointOperator, table: StateTable) -> pa.Schema:
         ) from error
     if columns != table.columns:
         raise CorruptFileError(
-            f"operator '{operator.uid}', state '{table.spec.name}': the savepoint names other columns than such a state "
-            "has"
+            f"operator '{operator.uid}', state '{table.spec.name}': the savepoint names other columns than such a "
+            "state has"
         )
     return schema
 

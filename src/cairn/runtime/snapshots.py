@@ -1,7 +1,7 @@
 """Savepoints and checkpoints as one thing to read: operators, their states, and the rows of each state by key group.
 
-Nothing here needs Spark: the command line looks into snapshots with this module alone, and Spark tasks of the offline API
-call it for their range. A savepoint's rows come from its Parquet files, those of a checkpoint from its merged chain.
+Nothing here needs Spark: the command line looks into snapshots with this module alone, and Spark tasks of the offline
+API call it for their range. A savepoint's rows come from its Parquet files, those of a checkpoint from its chain.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class SnapshotOperator:
     def state(self, name: str | None) -> SnapshotState:
         """The state of a name; without a name, the only one."""
         if name is None:
-            return _only(self.states, f"operator '{self.uid}'", "state")
+            only: SnapshotState = _only(self.states, f"operator '{self.uid}'", "state")
+            return only
         found = self.states.get(TIMERS.get(name, name))
         if found is None:
             raise _missing(name, [state.name for state in self.states.values()], f"operator '{self.uid}'", "state")
@@ -150,7 +151,8 @@ class Snapshot:
 
     def operator(self, uid: str | None) -> SnapshotOperator:
         if uid is None:
-            return _only(self.operators, self.path, "operator")
+            only: SnapshotOperator = _only(self.operators, self.path, "operator")
+            return only
         found = self.operators.get(uid)
         if found is None:
             raise _missing(uid, list(self.operators), self.path, "operator")
@@ -269,15 +271,19 @@ def ranges(snapshot: Snapshot, count: int) -> list[KeyGroupRange]:
 
 
 def first_rows(snapshot: Snapshot, state: SnapshotState, limit: int) -> pa.Table:
-    """Some rows of a state, the first in its order. A key group at a time, so that little is read."""
+    """Some rows of a state, the first in its order. Ranges grow from one key group, so that little is read."""
     found: list[pa.Table] = []
     left = limit
-    for group in range(snapshot.metadata.max_parallelism):
-        for table in state.origin.rows(KeyGroupRange(group, group)):
+    groups = snapshot.metadata.max_parallelism
+    start, width = 0, 1
+    while start < groups:
+        end = min(start + width, groups)
+        for table in state.origin.rows(KeyGroupRange(start, end - 1)):
             found.append(table.slice(0, left))
             left -= found[-1].num_rows
             if left <= 0:
                 return pa.concat_tables(found)
+        start, width = end, width * 2
     return pa.concat_tables(found) if found else state.schema.empty_table()
 
 
@@ -324,9 +330,8 @@ def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotSta
     found = []
     if isinstance(origin, FileRows):
         for part in origin.parts(groups):
-            for at in part.row_groups(groups):
-                if _may_hold(part, at, state.columns.keys, scalars):
-                    found.append(_matching(part.read(at), state.columns.keys, scalars))
+            hits = [at for at in part.row_groups(groups) if _may_hold(part, at, state.columns.keys, scalars)]
+            found += [_matching(part.read(at), state.columns.keys, scalars) for at in hits]
     else:
         found = [_matching(table, state.columns.keys, scalars) for table in origin.rows(groups)]
     return pa.concat_tables(found) if found else state.schema.empty_table()
@@ -337,10 +342,13 @@ def _may_hold(part: TablePart, row_group: int, keys: Sequence[str], scalars: Seq
     for name, scalar in zip(keys, scalars, strict=True):
         told = part.statistics(row_group, name)
         value = scalar.as_py()
-        if told is None or not told.has_min_max or value != value or type(told.min) is not type(value):
+        if told is None or not told.has_min_max or value != value:
             continue
-        if not told.min <= value <= told.max:
-            return False
+        try:
+            if not told.min <= value <= told.max:
+                return False
+        except TypeError:  # statistics come in another class, for instance without a time zone: they prove nothing
+            continue
     return True
 
 

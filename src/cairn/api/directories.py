@@ -1,0 +1,37 @@
+"""Directories of jobs: one that lives as long as the driver, and what crashed runs left in any."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+import tempfile
+
+from cairn.errors import CairnError
+from cairn.storage.cleanup import sweep
+from cairn.storage.filesystem import LocalFileSystem
+
+_log = logging.getLogger("cairn.api")
+
+
+def driver_directory() -> str:
+    """A directory that lives as long as the driver, for `JobManagerCheckpointStorage`."""
+    made = tempfile.mkdtemp(prefix="cairn-jobmanager-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    _log.warning(
+        "state and checkpoints are held by the driver (JobManagerCheckpointStorage): when it ends they are gone, and "
+        "the job starts anew; set execution.checkpointing.dir to keep them"
+    )
+    return made
+
+
+def sweep_leftovers(files: LocalFileSystem) -> None:
+    """Remove what crashed runs left behind. A job never fails for this: what cannot be deleted now can be later."""
+    try:
+        swept = sweep(files)
+    except (CairnError, OSError) as error:
+        _log.warning("cannot look for files that no epoch needs: %s", error)
+        return
+    if swept:
+        size = sum(info.size for info in swept)
+        _log.info("removed %d files (%d bytes) that no epoch names", len(swept), size)

@@ -1,0 +1,384 @@
+"""`cairn state ls|show|get|diff|export`, `cairn verify` and `cairn savepoint-dispose`; none of them needs Spark.
+
+PATH is a savepoint, a `chk-<n>` folder, or a job's directory, which stands for its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from cairn.cli.checkpoints import size
+from cairn.cli.output import ExitCode, Output
+from cairn.cli.progress import progress
+from cairn.errors import InvalidInputError, NotFoundError
+from cairn.model.types import DataType, Storage
+from cairn.runtime.compare import Found, compared, steps, verified, verified_bytes
+from cairn.runtime.snapshots import (
+    Snapshot,
+    SnapshotOperator,
+    SnapshotState,
+    as_python,
+    find_rows,
+    first_rows,
+    open_snapshot,
+    ranges,
+)
+from cairn.storage.savepoints import dispose
+
+_PIECES = 32
+_FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"}
+_SHOWN = 200
+
+
+# Values for people and for JSON.
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: bytes as base64, times as ISO text, decimals as text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (dt.datetime, dt.date)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(inner) for key, inner in value.items()}
+    if hasattr(value, "_asdict"):
+        return {name: plain(inner) for name, inner in value._asdict().items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def _text(value: Any) -> str:
+    shown = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
+
+
+def _table(
+    out: Output, title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()
+) -> None:
+    """A table for people; foreign text is shown as it is."""
+    if out.as_json:
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left")
+    for name in names:
+        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(cell if isinstance(cell, str) else _text(cell)) for cell in row])
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)
+
+
+def _head(snapshot: Snapshot) -> str:
+    told = snapshot.metadata
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.created_ms / 1000))
+    epoch = f"epoch {told.epoch}, " if told.epoch >= 0 else ""
+    return f"{snapshot.kind} of {told.name}, {epoch}{when}, {told.max_parallelism} key groups: {snapshot.path}"
+
+
+# cairn state
+
+
+def ls(path: str, out: Output) -> int:
+    """What operators and states a snapshot has."""
+    snapshot = open_snapshot(path)
+    told = snapshot.metadata
+    out.document({
+        "path": snapshot.path, "kind": snapshot.kind, "id": told.id, "job": told.job_id, "name": told.name,
+        "epoch": told.epoch, "created_ms": told.created_ms, "max_parallelism": told.max_parallelism,
+        "operators": [_describe(operator) for operator in snapshot.operators.values()],
+    })  # fmt: skip
+    rows = [
+        (op.uid, state.name, state.spec.signature, op.key_type, _count(state.rows), _size(state.size))
+        for op in snapshot.operators.values()
+        for state in op.states.values()
+    ]
+    _table(out, _head(snapshot), ("uid", "state", "kind", "key", "rows", "size"), rows, ("rows", "size"))
+    return ExitCode.OK
+
+
+def _describe(operator: SnapshotOperator) -> dict[str, Any]:
+    return {
+        "uid": operator.uid,
+        "name": operator.name,
+        "parallelism": operator.parallelism,
+        "key_type": operator.key_type,
+        "states": [
+            {
+                "name": state.name,
+                "kind": state.spec.kind,
+                "value_type": state.spec.value_type,
+                "key_type": state.spec.key_type,
+                "ttl_ms": state.spec.ttl_ms,
+                "pickled": state.pickled,
+                "columns": state.schema.names,
+                "rows": state.rows,
+                "size": state.size,
+            }
+            for state in operator.states.values()
+        ],
+    }
+
+
+def _count(rows: int | None) -> str:
+    return "-" if rows is None else f"{rows:,}"
+
+
+def _size(count: int | None) -> str:
+    return "-" if count is None else size(count)
+
+
+def show(path: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
+    """Some rows of a state."""
+    snapshot = open_snapshot(path)
+    operator = snapshot.operator(uid)
+    found = operator.state(state)
+    table = first_rows(snapshot, found, limit)
+    rows = table.to_pylist()
+    out.document({"uid": operator.uid, "state": found.name, "rows": [plain(row) for row in rows]})
+    shown = [[_text(row[name]) for name in table.column_names] for row in rows]
+    _table(out, f"{operator.uid}.{found.name}: {found.spec.signature}", table.column_names, shown)
+    return ExitCode.OK
+
+
+def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequence[str], out: Output) -> int:
+    """The state of one key."""
+    snapshot = open_snapshot(path)
+    operator = snapshot.operator(uid)
+    found = operator.state(state)
+    values = parse_key(operator, key)
+    rows = find_rows(snapshot, operator, found, tuple(values) if len(values) > 1 else values[0])
+    value = as_python(found, rows, f"{uid}.{found.name}" in allow_pickled)
+    if found.pickled and f"{uid}.{found.name}" not in allow_pickled and rows.num_rows:
+        out.message(f"the value is a pickle and is shown as base64; --allow-pickled {uid}.{found.name} opens it")
+    out.document({"uid": uid, "state": found.name, "found": rows.num_rows > 0, "value": plain(value)})
+    if not rows.num_rows:
+        out.line(f"operator '{uid}', state '{found.name}' has nothing for this key")
+        return ExitCode.NOT_FOUND
+    out.line(value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False))
+    return ExitCode.OK
+
+
+def parse_key(operator: SnapshotOperator, texts: Sequence[str]) -> list[Any]:
+    """Key columns from the texts of a command line."""
+    if len(texts) != len(operator.keys):
+        raise InvalidInputError(
+            f"operator '{operator.uid}' has the key ({operator.key_type}): give {len(operator.keys)} values"
+        )
+    return [_parsed(name, dtype, text) for (name, dtype), text in zip(operator.keys, texts, strict=True)]
+
+
+def _parsed(name: str, dtype: DataType, text: str) -> Any:
+    try:
+        if dtype.ddl == "boolean":
+            return {"true": True, "false": False}[text.lower()]
+        if dtype.ddl == "date":
+            return dt.date.fromisoformat(text)
+        if dtype.ddl in ("timestamp", "timestamp_ntz"):
+            moment = dt.datetime.fromisoformat(text)
+            return moment if dtype.ddl == "timestamp_ntz" or moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+        if dtype.ddl.startswith("decimal("):
+            return decimal.Decimal(text)
+        if dtype.storage is Storage.INT:
+            return int(text)
+        if dtype.storage is Storage.FLOAT:
+            return float(text)
+        return base64.b64decode(text, validate=True) if dtype.ddl == "binary" else text
+    except (ValueError, KeyError, decimal.InvalidOperation):
+        hint = " (binary keys are given as base64)" if dtype.ddl == "binary" else ""
+        raise InvalidInputError(f"{text!r} is no {dtype.ddl} for key column '{name}'{hint}") from None
+
+
+def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
+    """What changed from one snapshot to another. Exit code 0, whether something did or not."""
+    first, second = open_snapshot(path), open_snapshot(other)
+    pairs = _pairs(first, second, uid, state)
+    told = []
+    for name, one, two in pairs:
+        added = removed = changed = 0
+        rows: list[dict[str, Any]] = []
+        with progress(out, name.replace("\0", "."), steps(first, second)) as advance:
+            sides = [(one, two)] if one is None or two is None or _alike(one, two) else [(one, None), (None, two)]
+            for old, new in sides:
+                for part in compared(first, old, second, new, advance):
+                    added += part.added.num_rows
+                    removed += part.removed.num_rows
+                    changed += part.after.num_rows
+                    if state is not None and len(rows) < limit:
+                        rows += _changes(part, limit - len(rows))
+        of, _, called = name.partition("\0")
+        told.append({"uid": of, "state": called, "added": added, "removed": removed, "changed": changed, "rows": rows})
+    out.document({"from": first.path, "to": second.path, "states": told})
+    listed = [(t["uid"], t["state"], f"{t['added']:,}", f"{t['removed']:,}", f"{t['changed']:,}") for t in told]
+    counts = ("added", "removed", "changed")
+    _table(out, f"from {first.path} to {second.path}", ("uid", "state", *counts), listed, counts)
+    if state is not None and told[0]["rows"]:
+        rows = told[0]["rows"]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        _table(out, f"{uid}.{state}", names, [[_text(row.get(name)) for name in names] for row in rows])
+    return ExitCode.OK
+
+
+def _pairs(
+    first: Snapshot, second: Snapshot, uid: str | None, state: str | None
+) -> list[tuple[str, Found | None, Found | None]]:
+    found: dict[str, list[Found | None]] = {}
+    for place, snapshot in enumerate((first, second)):
+        for operator in snapshot.operators.values():
+            for one in operator.states.values():
+                found.setdefault(f"{operator.uid}\0{one.name}", [None, None])[place] = (operator, one)
+    wanted = {
+        name: pair
+        for name, pair in found.items()
+        if (uid is None or name.partition("\0")[0] == uid) and (state is None or name.partition("\0")[2] == state)
+    }
+    if not wanted:
+        names = ", ".join(name.replace("\0", ".") for name in found) or "none"
+        raise NotFoundError(f"neither snapshot has {uid or 'any operator'}.{state or 'any state'}; there are {names}")
+    return [(name, pair[0], pair[1]) for name, pair in wanted.items()]
+
+
+def _alike(one: Found, two: Found) -> bool:
+    def shape(found: Found) -> tuple[str, str, str, str]:
+        spec = found[1].spec
+        return found[0].key_type, spec.kind if spec.has_entries else "value", spec.key_type, spec.value_type
+
+    return shape(one) == shape(two)
+
+
+def _changes(part: Any, limit: int) -> list[dict[str, Any]]:
+    rows = [{"change": "added", **plain(row)} for row in part.added.slice(0, limit).to_pylist()]
+    rows += [{"change": "removed", **plain(row)} for row in part.removed.slice(0, limit).to_pylist()]
+    for old, new in zip(part.before.slice(0, limit).to_pylist(), part.after.slice(0, limit).to_pylist(), strict=True):
+        value = next(reversed(new))
+        rows.append({"change": "changed", **plain(new), "before": plain(old[value])})
+    return rows[:limit]
+
+
+def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
+    """All rows of a state as one file: Parquet, CSV or JSON lines, by its ending."""
+    snapshot = open_snapshot(path)
+    found = snapshot.operator(uid).state(state)
+    kind = _FORMATS.get(os.path.splitext(target)[1].lower())
+    if kind is None:
+        raise InvalidInputError(f"{target!r} has no ending that is known: use {', '.join(_FORMATS)}")
+    if os.path.lexists(target):
+        raise InvalidInputError(f"{target} exists already; nothing is overwritten")
+    if kind == "csv":
+        nested = [field.name for field in found.schema if pa.types.is_nested(field.type)]
+        if nested:
+            raise InvalidInputError(
+                f"column {nested[0]} is nested, which CSV cannot hold; export to .parquet or .jsonl"
+            )
+    folder = os.path.dirname(os.path.abspath(target))
+    if not os.path.isdir(folder):
+        raise NotFoundError(f"there is no folder {folder}", path=folder)
+    unfinished = os.path.join(folder, f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        rows = _export(snapshot, found, unfinished, kind, out)
+        os.link(unfinished, target)
+    except FileExistsError:
+        raise InvalidInputError(f"{target} exists already; nothing is overwritten") from None
+    finally:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)
+    out.document({"path": os.path.abspath(target), "rows": rows, "format": kind})
+    out.line(f"{rows:,} rows of {uid}.{found.name} written to {target}")
+    return ExitCode.OK
+
+
+def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, out: Output) -> int:
+    pieces = ranges(snapshot, _PIECES)
+    rows = 0
+    with open(path, "xb") as file, progress(out, state.name, len(pieces)) as advance:
+        writer: Any = None
+        if kind == "parquet":
+            writer = pq.ParquetWriter(file, state.schema, compression="zstd")
+        elif kind == "csv":
+            fields = [f.with_type(pa.string()) if pa.types.is_binary(f.type) else f for f in state.schema]
+            writer = pyarrow.csv.CSVWriter(file, pa.schema(fields))
+        for groups in pieces:
+            for table in state.origin.rows(groups):
+                rows += table.num_rows
+                if kind == "parquet":
+                    writer.write_table(table)
+                elif kind == "csv":
+                    writer.write_table(_as_text(table))
+                else:
+                    lines = (json.dumps(plain(row), ensure_ascii=False) for row in table.to_pylist())
+                    file.write("".join(f"{line}\n" for line in lines).encode())
+            advance(1)
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    """Bytes as base64, which CSV can hold."""
+    for at, field in enumerate(table.schema):
+        if pa.types.is_binary(field.type):
+            shown = [None if raw is None else plain(raw) for raw in table.column(at).to_pylist()]
+            table = table.set_column(at, field.name, pa.array(shown, pa.string()))
+    return table
+
+
+# cairn verify, cairn savepoint-dispose
+
+
+def verify(path: str, out: Output) -> int:
+    """Read every byte of a snapshot and compare it with its checksums."""
+    snapshot = open_snapshot(path)
+    total = verified_bytes(snapshot)
+    with progress(out, "verifying", total, in_bytes=True) as advance:
+        problems = verified(snapshot, advance)
+    out.document({
+        "path": snapshot.path, "kind": snapshot.kind, "bytes": total, "intact": not problems,
+        "problems": [{"path": problem.path, "why": problem.why} for problem in problems],
+    })  # fmt: skip
+    for problem in problems:
+        out.line(f"{problem.path}: {problem.why}")
+    if problems:
+        out.line(f"{snapshot.path} is damaged: {len(problems)} problem(s)")
+        return ExitCode.DAMAGED
+    out.line(f"{snapshot.path} is intact: {size(total)} compared with their checksums")
+    return ExitCode.OK
+
+
+def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Output) -> int:
+    """Delete a savepoint, after asking."""
+    plan = dispose(path, dry_run=True, force=force)
+    if not dry_run and not yes:
+        if out.as_json:
+            raise InvalidInputError("with --json nobody can be asked: add --yes, or look first with --dry-run")
+        import typer
+
+        if not typer.confirm(f"Delete {plan.path} with {len(plan.removed)} files ({size(plan.size)})?"):
+            out.line("nothing was deleted")
+            return ExitCode.FAILED
+    done = plan if dry_run else dispose(path, force=force)
+    out.document(
+        {"path": done.path, "removed": done.removed, "bytes": done.size, "left": done.left, "dry_run": dry_run}
+    )
+    verb = "would be deleted" if dry_run else "deleted"
+    out.line(f"{done.path}: {len(done.removed)} files ({size(done.size)}) {verb}")
+    for name in done.left:
+        out.line(f"not part of the savepoint, left as it is: {name}")
+    return ExitCode.OK
