@@ -28,7 +28,7 @@ PAGES = [
     ("configuration", "/checkpoints/configuration"), ("checkpoint", "/checkpoints/1"), ("state", "/state"),
     ("savepoints", "/savepoints"), ("restores", "/restores"), ("exceptions", "/exceptions"),
 ]  # fmt: skip
-# What a screen reader and a keyboard need: names, labels, a language, one first heading, reachable scroll areas, contrast.
+# What a screen reader and a keyboard need: names, labels, a language, headings, reachable scroll areas, contrast.
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 
 
@@ -55,7 +55,7 @@ def job(lab: Lab, chromium: Any) -> Iterator[JobHandle]:
         execution__checkpointing__interval="2 s", execution__checkpointing__num_retained=5,
         execution__checkpointing__incremental=True,
     )  # fmt: skip
-    env.set_trigger(processing_time="300 ms")
+    env.set_trigger(processing_time="300 milliseconds")
     lab.feed(numbered_rows(600, 30), files=6)
     lab.stream(env).key_by("key").process(Oracle(), OUTPUT, uid="oracle", name="Oracle").sink_to(
         FileSink(str(lab.output)), uid="out"

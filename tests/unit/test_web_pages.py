@@ -117,7 +117,7 @@ def test_the_state_page_finds_a_key_and_says_what_is_wrong_with_one(web: TestCli
     assert f"<code>{total}</code>" in web.get(f"/jobs/{JOB}/state?state=total&key=user-3").text
     assert "There is no such key" in web.get(f"/jobs/{JOB}/state?state=total&key=nobody").text
     assert "has no state" in web.get(f"/jobs/{JOB}/state?state=nothing").text
-    assert "no completed checkpoint" in web.get(f"/jobs/{JOB}/state?checkpoint=77").text
+    assert "is not retained" in web.get(f"/jobs/{JOB}/state?checkpoint=77").text
 
 
 @pytest.mark.parametrize(

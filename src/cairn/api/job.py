@@ -41,6 +41,9 @@ from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
+from cairn.view.notebook import Checkpoints, job_html
+from cairn.view.reading import JobReader
+from cairn.view.records import JobView
 
 _log = logging.getLogger("cairn.job")
 
@@ -199,12 +202,25 @@ class JobHandle:
 
         return {"savepoint": savepoint, "stop": stop_job, "cancel": cancel}
 
+    def view(self) -> JobView:
+        """All that pages and metrics show of the job, as one record."""
+        return JobReader(self.directory, self._publisher).view()
+
+    def plot(self) -> Any:
+        """Durations of epochs and checkpoints and the size of the state over time: a figure of matplotlib."""
+        from cairn.api.plots import plot
+
+        return plot(self.view())
+
+    def _repr_html_(self) -> str:
+        return job_html(self.view())
+
     def checkpoints(self) -> list[CheckpointInfo]:
         """The checkpoints of the job, newest first: in progress, completed and failed, also of earlier runs."""
         running = self._in_progress()
         known = {info.id for info in running}
         ended = CheckpointStore(LocalFileSystem(self.directory)).history()
-        return running + [info for info in ended if info.id not in known]
+        return Checkpoints(running + [info for info in ended if info.id not in known])
 
     def _in_progress(self) -> list[CheckpointInfo]:
         return self._coordinator.infos() if self._coordinator is not None and not self._over.is_set() else []

@@ -1,7 +1,8 @@
 """`cairn plan-memory`: how much memory and disk a job's state will take on each host, from a snapshot or from numbers.
 
 The estimate is simple on purpose and says what it is made of. Working stores hold every key once; a subtask holds the
-keys and values that an epoch touches as Python objects while it runs; a compaction or savepoint holds a key group at a time.
+keys and values that an epoch touches as Python objects while it runs; a compaction
+or savepoint holds a key group at a time.
 """
 
 from __future__ import annotations
@@ -68,9 +69,7 @@ def show_plan(
     made = plan_memory(keys, entry_bytes, touched or keys, parallelism, slots, backend, max(groups, parallelism))
     out.document({"version": 1, **{name: getattr(made, name) for name in Plan.__dataclass_fields__}})
     out.line(f"{count(keys)} keys of {size(entry_bytes)}, {size(made.state_bytes)} in all; backend {backend}")
-    out.line(
-        f"  each of {parallelism} subtasks   store {size(made.store_bytes)}, touched in an epoch {size(made.epoch_bytes)}"
-    )
+    out.line(f"  each of {parallelism} subtasks   store {size(made.store_bytes)}, in an epoch {size(made.epoch_bytes)}")
     out.line(f"  each Python worker    {size(made.worker_bytes)}  (spark.executor.pyspark.memory)")
     out.line(f"  a host with {slots} slots    {size(made.host_memory)} of memory, {size(made.host_disk)} of local disk")
     out.line(f"  written each epoch    up to {size(made.delta_bytes)}")
@@ -86,7 +85,5 @@ def _measured(path: str) -> tuple[int, int, int]:
     snapshot = open_snapshot(path)
     found = [entry for uid in snapshot.operators for entry in summaries(snapshot, uid, Masks())]
     if not all(entry.counted for entry in found):
-        raise InvalidInputError(
-            f"{path} has too many rows to be measured here; give --keys and --entry-bytes", path=path
-        )
+        raise InvalidInputError(f"{path} has too many rows to measure; give --keys and --entry-bytes", path=path)
     return max((e.keys for e in found), default=0), sum(e.bytes for e in found), snapshot.metadata.max_parallelism

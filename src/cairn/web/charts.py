@@ -185,20 +185,6 @@ def bars(values: Sequence[int], title: str) -> Markup:
     )
 
 
-def sparkline(values: Sequence[float], label: str) -> Markup:
-    """A small line without axes."""
-    if len(values) < 2:
-        return Markup("")
-    points = thinned(list(enumerate(map(float, values))))
-    top = max(1e-9, max(y for _, y in points))
-    last = max(1.0, points[-1][0])
-    path = " ".join(f"{round(1 + x / last * 98, 1)},{round(23 - y / top * 21, 1)}" for x, y in points)
-    return Markup(
-        '<svg class="spark" width="100" height="24" viewBox="0 0 100 24" role="img" aria-label="{}">'
-        '<polyline class="line line-1" fill="none" stroke="#2878d0" points="{}"/></svg>'
-    ).format(label, path)
-
-
 # The job graph.
 
 

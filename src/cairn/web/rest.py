@@ -240,7 +240,10 @@ def snapshot_of(job: JobView, number: int | None) -> Snapshot:
     info = job.checkpoints.find(number)
     if info is not None and is_savepoint(info) and info.path:
         return open_snapshot(info.path)
-    return open_snapshot(os.path.join(job.directory, layout.checkpoint_folder(number)))
+    folder = os.path.join(job.directory, layout.checkpoint_folder(number))
+    if not os.path.isdir(folder):
+        raise NotFoundError(f"checkpoint {number} is not retained; only its statistics may be left", checkpoint=number)
+    return open_snapshot(folder)
 
 
 def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
