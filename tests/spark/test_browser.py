@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ TOKEN = "the-token-of-the-browser-test"
 PAGES = [
     ("jobs", "/"), ("overview", ""), ("operator", "/operators/oracle"), ("checkpoints", "/checkpoints"),
     ("history", "/checkpoints/history"), ("summary", "/checkpoints/summary"),
-    ("configuration", "/checkpoints/configuration"), ("checkpoint", "/checkpoints/1"), ("state", "/state"),
+    ("configuration", "/checkpoints/configuration"), ("checkpoint", "/checkpoints/{checkpoint}"), ("state", "/state"),
     ("savepoints", "/savepoints"), ("restores", "/restores"), ("exceptions", "/exceptions"),
 ]  # fmt: skip
 # What a screen reader and a keyboard need: names, labels, a language, headings, reachable scroll areas, contrast.
@@ -96,11 +97,15 @@ class Visitor:
 def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, chromium: Any) -> None:
     url = job.web_url
     assert url is not None
-    job.trigger_checkpoint(timeout=120)
+    deadline = time.monotonic() + 120
+    while len(job.epochs()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    taken = job.trigger_checkpoint(timeout=120)
+    pages = [(name, path.format(checkpoint=taken.id)) for name, path in PAGES]
     wide = Visitor(chromium, url, viewport={"width": 1280, "height": 900})
     for scheme in ("light", "dark"):
         wide.page.emulate_media(color_scheme=scheme)
-        for name, path in PAGES:
+        for name, path in pages:
             wide.visit(path)
             assert wide.page.evaluate(AUDIT) == [], (name, scheme)
             if scheme == "light" or name == "overview":
@@ -108,7 +113,7 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     assert wide.errors == []
 
     phone = Visitor(chromium, url, viewport={"width": 390, "height": 800}, is_mobile=True, has_touch=True)
-    for name, path in PAGES:
+    for name, path in pages:
         phone.visit(path)
         across = phone.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert across <= 0, f"{name} is {across} pixels too wide for a phone"
