@@ -52,10 +52,10 @@ def judge(check: Check, found: Mapping[str, Series]) -> Line:
             error = f"{name}: {series.error or 'no epoch was measured'}"
             return Line(check.name, check.measures, against=check.against, target=target, error=error)
     if check.kind == "plain" or theirs is None:
-        value, unit, spread = ours.median, "keys/s", _spread(ours, rate=False)
+        value, unit, spread = ours.median, "ms" if check.at_most else "keys/s", _spread(ours, rate=False)
         return Line(
             check.name, check.measures, value, unit, spread, ratio=value / check.target, target=target,
-            met=value >= check.target, epochs=len(ours.values),
+            met=value <= check.target if check.at_most else value >= check.target, epochs=len(ours.values),
         )  # fmt: skip
     rate = check.kind == "rate"
     value, beside = (ours.rate, theirs.rate) if rate else (ours.median, theirs.median)

@@ -144,7 +144,7 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     assert f"cairn savepoint {job.directory}" in dialog.inner_text()
     wide.page.keyboard.press("Enter")
     wide.page.wait_for_function(
-        "document.querySelector('#dialog-savepoint .outcome').textContent.startsWith('Written')", timeout=120_000
+        "() => document.querySelector('#dialog-savepoint .outcome').textContent.startsWith('Written')", timeout=120_000
     )
     assert list((lab.folder / "savepoints").glob("savepoint-*"))
     wide.page.keyboard.press("Escape")
@@ -157,7 +157,7 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     wide.page.get_by_role("button", name="Stop").click()
     wide.page.locator("#dialog-stop [data-go]").click()
     wide.page.wait_for_function(
-        "document.querySelector('#dialog-stop .outcome').textContent.startsWith('Stopped')", timeout=120_000
+        "() => document.querySelector('#dialog-stop .outcome').textContent.startsWith('Stopped')", timeout=120_000
     )
     assert job.await_termination(60)
     assert job.status() is JobStatus.FINISHED

@@ -16,7 +16,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
 _MOST = 240
 _IDLE, _BUSY, _BLOCKED = (0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), (0x88, 0x88, 0x88)
 """Flink's colours of a node of the job graph."""
-_NODE, _NODE_HEIGHT, _GAP = 210, 96, 46
+_NODE, _NODE_HEIGHT, _GAP = 216, 102, 46
 
 Point = tuple[float, float]
 
@@ -32,13 +32,14 @@ class Series:
 
 
 def chart(title: str, series: Sequence[Series], shown: Callable[[float], str]) -> Markup:
-    """Values over time; the series share both axes."""
+    """Values over time; the series share both axes, and those without points are left out."""
+    series = [one for one in series if one.points]
     points = [point for one in series for point in one.points]
     if not points:
         return Markup('<p class="empty">{}: nothing to show yet.</p>').format(title)
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     right = right if right > left else left + 1000
-    top = _round_up(max(y for _, y in points))
+    top = _round_up(max(y for _, y in points), 1024 if shown is size else 1000)
 
     def at(x: float, y: float) -> Point:
         across = _LEFT + (x - left) / (right - left) * (WIDTH - _LEFT - _RIGHT)
@@ -62,15 +63,19 @@ def _told(title: str, series: Sequence[Series], shown: Callable[[float], str]) -
     return f"{title}: {'; '.join(parts)}"
 
 
-def _round_up(value: float) -> float:
+def _round_up(value: float, unit: int) -> float:
+    """The top of an axis: a round number of the unit that the value is told in."""
     if value <= 0:
         return 1.0
-    step = 1.0
+    scale = 1.0
+    while value / scale >= unit:
+        scale *= unit
+    step = scale
     while step * 10 <= value:
         step *= 10
     while step > value:
         step /= 10
-    return next(step * factor for factor in (1, 2, 2.5, 5, 10) if step * factor >= value)
+    return next(step * factor for factor in (1, 2, 4, 5, 8, 10) if step * factor >= value)
 
 
 def _grid(
@@ -241,7 +246,7 @@ def graph(job: JobView) -> Markup:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 28 else f"{name[:12]}…{name[-15:]}"
+    return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
 
 
 def _edge(x1: float, y1: float, x2: float, y2: float) -> Markup:
