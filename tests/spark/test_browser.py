@@ -19,6 +19,7 @@ from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 
 from cairn import FileSink, JobHandle
 from cairn.api.job import JobStatus
+from cairn.view.reading import JobReader
 from cairn.web import host
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -167,3 +168,10 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     wide.shoot("overview-finished")
     assert "The job has finished" in wide.page.locator("main").inner_text()
     wide.context.close()
+
+    # What the pages showed is what the files tell, once the job is gone.
+    told = JobReader(job.directory).view()
+    assert (told.status, told.epoch, told.url) == ("FINISHED", max(r.epoch for r in job.epochs()), "")
+    assert [epoch.epoch for epoch in told.epochs] == [report.epoch for report in job.epochs()]
+    assert told.operators[0].rows_in == 601
+    assert [restore.kind for restore in told.restores] == ["start"]

@@ -245,6 +245,10 @@ class JobHandle:
             except KeyboardInterrupt:
                 _log.warning("interrupted: job %s stops after its running epoch", self.name)
                 self.cancel()
+                kept = self._coordinator.current_epoch() if self._coordinator is not None else -1
+                _log.warning(
+                    "job %s has ended; epoch %d and all before it are kept, start it again to go on", self.name, kept
+                )
                 raise
 
     def _await(self, timeout: float | None, interrupted: Callable[[], bool]) -> bool:
@@ -329,8 +333,10 @@ class JobHandle:
             _log.exception("the supervisor of job %s stumbled", self.name)
             self._fatal = self._fatal or EpochFailedError(f"job '{self.name}' failed: {error}")
         finally:
-            self._tell_end()
-            self._over.set()
+            try:
+                self._tell_end()
+            finally:
+                self._over.set()
 
     def _tell_end(self) -> None:
         """Write down how the job ended."""

@@ -61,6 +61,8 @@ class CheckpointStore:
         self._history_kept = history_kept
         self._remembered: dict[str, CheckpointInfo] = {}
         """Files of the history that were read already; they never change."""
+        self._last: tuple[tuple[list[str], set[int]], list[CheckpointInfo]] | None = None
+        """The newest answer of `history`, and what it was made from."""
 
     def complete(self, checkpoint: Checkpoint) -> None:
         """The one step that makes the checkpoint exist."""
@@ -129,9 +131,13 @@ class CheckpointStore:
     def history(self) -> list[CheckpointInfo]:
         """Ended checkpoints, newest first. Completed ones that are no longer retained are marked as discarded."""
         retained = set(self.numbers())
+        files = self.files.list(layout.HISTORY)
+        made_from = ([file.path for file in files], retained)
+        if self._last is not None and self._last[0] == made_from:
+            return list(self._last[1])
         found: dict[int, CheckpointInfo] = {}
         known, self._remembered = self._remembered, {}
-        for file in self.files.list(layout.HISTORY):
+        for file in files:
             try:
                 info = known.get(file.path) or msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
             except (NotFoundError, msgspec.MsgspecError):
@@ -145,4 +151,6 @@ class CheckpointStore:
                 found[number] = self.load(number).info
             except CairnError:
                 continue
-        return [found[number] for number in sorted(found, reverse=True)]
+        newest_first = [found[number] for number in sorted(found, reverse=True)]
+        self._last = (made_from, newest_first)
+        return list(newest_first)

@@ -118,6 +118,8 @@ class Journal:
     def __init__(self, files: FileSystem) -> None:
         self._files = files
         self._complained = False
+        self._known: dict[str, dict[str, Any]] = {}
+        """Files that were read already, by folder; they never change."""
 
     def add(self, run: int, kind: str, text: str = "", **facts: Any) -> None:
         event = Event(time.time_ns() // 1_000_000, run, kind, text, facts)
@@ -167,13 +169,14 @@ class Journal:
             self._complained = True
 
     def _read(self, folder: str, kind: type[T]) -> list[T]:
-        found = []
+        known, fresh = self._known.get(folder, {}), {}
         for info in self._files.list(folder):
             try:
-                found.append(msgspec.json.decode(self._files.read(info.path), type=kind))
+                fresh[info.path] = known.get(info.path) or msgspec.json.decode(self._files.read(info.path), type=kind)
             except (NotFoundError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or cut off by a crash
-        return found
+        self._known[folder] = fresh
+        return list(fresh.values())
 
 
 class EpochRecorder:

@@ -52,6 +52,8 @@ class JobReader:
         self._manifests = ManifestStore(self._files)
         self._journal = Journal(self._files)
         self._manifest: Manifest | None = None
+        self._summary: tuple[tuple[list[int], int], CheckpointsView] | None = None
+        """What was last told of the checkpoints, and the records (by identity) that it was made from."""
         self.live = live
 
     @property
@@ -171,8 +173,11 @@ class JobReader:
 
     def _checkpoints(self, restores: Sequence[RestoreView]) -> CheckpointsView:
         history = self._history()
+        key = ([id(info) for info in history], len(restores))
+        if self._summary is not None and self._summary[0] == key:
+            return self._summary[1]
         done = [info for info in history if info.status.value == "COMPLETED"]
-        return CheckpointsView(
+        made = CheckpointsView(
             history=history,
             restored=sum(1 for restore in restores if restore.kind in ("checkpoint", "savepoint")),
             duration=spread([info.duration_ms for info in done]),
@@ -180,6 +185,8 @@ class JobReader:
             full=spread([info.full_bytes for info in done]),
             in_flight=spread([info.in_flight_rows for info in done]),
         )
+        self._summary = (key, made)
+        return made
 
 
 def _operators(

@@ -10,7 +10,7 @@ import time
 
 import uvicorn
 
-from cairn.errors import StorageError
+from cairn.errors import CairnError, StorageError
 from cairn.web.app import create_app
 from cairn.web.catalogue import Catalogue
 from cairn.web.options import WebOptions
@@ -51,6 +51,7 @@ class Server:
 
     def __init__(self, catalogue: Catalogue, options: WebOptions) -> None:
         self.options = options
+        self._catalogue = catalogue
         self._socket = bound(options)
         self.url = url_of(self._socket)
         config = uvicorn.Config(
@@ -67,7 +68,15 @@ class Server:
         return f"{self.url}/?token={self.options.token}"
 
     def run(self) -> None:
+        # Read what is there before somebody asks: the first page of a long history is as quick as the next.
+        threading.Thread(target=self._read_ahead, name="cairn-web-reading", daemon=True).start()
         self._server.run(sockets=[self._socket])
+
+    def _read_ahead(self) -> None:
+        try:
+            self._catalogue.views()
+        except (CairnError, OSError) as error:
+            _log.debug("nothing could be read ahead: %s", error)
 
     def start(self, timeout: float = 30.0) -> None:
         self._thread = threading.Thread(target=self._serve, name="cairn-web", daemon=True)
