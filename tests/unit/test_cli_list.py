@@ -154,3 +154,16 @@ def test_help_is_quick_and_light() -> None:
     )
     assert "imported" not in answer.stderr, answer.stderr
     assert float(answer.stderr.strip().splitlines()[-1]) < 0.3
+
+
+def test_the_page_of_the_command_line_has_every_command_and_exit_code() -> None:
+    import typer.main
+
+    from cairn.cli.main import app
+    from cairn.cli.output import ExitCode
+
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert f"| `cairn {name}" in page, name
+    for code in ExitCode:
+        assert f"\n| {code.value} | " in page, code

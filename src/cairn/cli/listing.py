@@ -26,7 +26,10 @@ def list_jobs(directory: str | None, running: bool, watch: float | None, out: Ou
             _show(jobs, directory or DEFAULT_DIRECTORY, out)
         if watch is None:
             return ExitCode.OK
-        time.sleep(watch)
+        try:
+            time.sleep(watch)
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
 
 
 def _jobs(directory: str, running: bool) -> list[JobView]:
