@@ -239,7 +239,7 @@ class StreamExecutionEnvironment:
 
     def _tell(self, publisher: Publisher, recovered: Recovered, path: str, spent_ms: float) -> None:
         sinks = [{"uid": sink.uid, "kind": sink.kind} for _, sink in self._sinks]
-        publisher.started(recovered, self._source_names(self._frame()[0]), sinks, path, spent_ms)
+        publisher.started(recovered, sinks, path, spent_ms)
 
     def _recover(
         self, handle: JobHandle, files: LocalFileSystem, settings: Settings, groups: int, thorough: bool = False

@@ -92,7 +92,7 @@ class JobHandle:
         self._control: Control | None = None
         self._loop: EpochLoop | None = None
         self._reports: deque[EpochReport] = deque(maxlen=1000)
-        self._listeners: list[Callable[[EpochReport], None]] = []
+        self._listeners: list[Callable[[EpochReport], None]] = [publisher.epoch] if publisher is not None else []
         self._error: BaseException | None = None
         self._fatal: CairnError | None = None
         self._canceled = False
@@ -343,6 +343,8 @@ class JobHandle:
         if self._publisher is None:
             return
         failure = self._failure()
+        if isinstance(failure, FencedError):
+            return  # the directory is another run's now: nothing more is written there
         if failure is not None:
             self._publisher.recorder.flush()
             self._publisher.failed(failure, restarting=False)
@@ -448,8 +450,6 @@ class JobHandle:
     def _on_epoch(self, report: EpochReport) -> None:
         with self._lock:
             self._reports.append(report)
-        if self._publisher is not None:
-            self._publisher.epoch(report)
         for listener in list(self._listeners):
             try:
                 listener(report)

@@ -90,7 +90,6 @@ class Publisher:
     def started(
         self,
         recovered: Recovered,
-        sources: Sequence[str],
         sinks: Sequence[dict[str, str]],
         path: str,
         duration_ms: float,
@@ -112,7 +111,6 @@ class Publisher:
             "parallelism": run.parallelism,
             "duration_ms": round(duration_ms, 1),
             "config": settings_facts(self._settings),
-            "sources": list(sources),
             "sinks": list(sinks),
         }
         self._journal.add(run.run, "started", f"run {run.run} began", **facts)

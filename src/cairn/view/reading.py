@@ -109,7 +109,7 @@ class JobReader:
             state_bytes=sum(operator.state_bytes for operator in operators),
             url=address.url if address is not None and status not in ENDED else "",
             config=dict(facts.get("config", {})),
-            sources=list(manifest.source_names) if manifest is not None else list(facts.get("sources", [])),
+            sources=list(manifest.source_names) if manifest is not None else [],
             sinks=list(facts.get("sinks", [])),
             operators=operators,
             epochs=list(epochs),
