@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import msgspec
@@ -47,6 +48,7 @@ from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.savepoints import SavepointFolder, mapped
+from cairn.view.notebook import table
 
 _PIECES = 4
 _INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
@@ -119,6 +121,16 @@ class Savepoint:
 
     def __repr__(self) -> str:
         return f"Savepoint({self._snapshot.path!r}, operators={list(self._snapshot.operators)})"
+
+    def _repr_html_(self) -> str:
+        told = self.metadata
+        head = f"{self._snapshot.kind} of {told.name}, epoch {told.epoch}: {self.path}"
+        rows = [
+            (uid, state.name, state.spec.kind, state.spec.value_type, "" if state.rows is None else f"{state.rows:,}")
+            for uid, operator in self._snapshot.operators.items()
+            for state in operator.states.values()
+        ]
+        return f"<div><div>{escape(head)}</div>{table(('operator', 'state', 'kind', 'type', 'rows'), rows)}</div>"
 
     # Looking.
 

@@ -30,7 +30,7 @@ PATIENCE = 30.0
 """Seconds after which a job that has not even taken a request up is held to be down."""
 _KEPT_SECONDS = 86_400.0
 
-Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo]]
+Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo | None]]
 """Begins what a request asks for, and returns what waits for its end; `ValueError` for a request that is none."""
 
 
@@ -91,7 +91,8 @@ class Control:
 
         def wait() -> None:
             try:
-                self._answer(path, {"checkpoint": msgspec.to_builtins(wait_for_end())})
+                info = wait_for_end()
+                self._answer(path, {"done": True} if info is None else {"checkpoint": msgspec.to_builtins(info)})
             except CairnError as error:
                 self._answer(path, {"error": error.message})
 
