@@ -216,7 +216,7 @@ def _operators(
             OperatorState(
                 uid=wanted.uid,
                 name=wanted.stored.name,
-                parallelism=plan.parallelism,
+                parallelism=wanted.stored.parallelism,  # what belongs to subtasks is dealt out anew by the first epoch
                 key_type=wanted.stored.key_type,
                 states=[state.becomes for state in wanted.states],
                 chain=list(moved[wanted.uid]),
