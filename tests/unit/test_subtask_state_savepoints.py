@@ -278,8 +278,8 @@ def test_what_a_restore_refuses(tmp_path: Path) -> None:
     before = sorted(str(file) for file in Path(path).rglob("*"))
     with pytest.raises(
         IncompatibleStateError,
-        match="it is a operator-list state, and cannot become a operator-union state.*\n.*\n.*\n  Declare it as it was, "
-        "or give the new state another name",
+        match=r"it is a operator-list state, and cannot become a operator-union state.*\n.*\n.*\n  Declare it as it "
+        r"was, or give the new state another name\.",
     ):
         restored(path, tmp_path / "b", shape(buffer(Other(), tmp_path / "shape", 2), tmp_path))
     with pytest.raises(IncompatibleStateError, match=r"keyed by \(nothing\), the job keys by \(key string\)"):

@@ -4,8 +4,8 @@
 reads the rows of a savepoint and writes snapshots for a job; memory follows the largest key group, too. `table_rows`
 gives the rows of a chain without writing anything, for readers of checkpoints.
 
-Of a broadcast map every subtask stores a copy. A table has the copy of the first subtask, under key group 0, and loading
-it makes the copies of the others again.
+Of a broadcast map every subtask stores a copy. A table has the copy of the first subtask, under key group 0, and
+loading it makes the copies of the others again.
 """
 
 from __future__ import annotations
