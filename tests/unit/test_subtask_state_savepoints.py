@@ -117,6 +117,13 @@ def everything(job: KeyedProcessHarness, names: tuple[str, ...] = ("held", "coun
     return {name: job.operator_state(name) for name in names}
 
 
+def by_duckdb(path: str, state: str) -> list[Any]:
+    """The rows of a table as DuckDB reads them."""
+    found = duckdb.sql(f"select * from read_parquet('{path}/tables/{UID}/{state}/*.parquet') order by all")
+    assert found is not None
+    return found.fetchall()
+
+
 # Tables.
 
 
@@ -155,7 +162,7 @@ def test_everybody_reads_the_tables(tmp_path: Path) -> None:
         "held": ("operator-list", 8), "counts": ("operator-union", 2), "raw": ("operator-list", 2),
     }  # fmt: skip
     assert tables["held"].columns.position == "position"
-    held = duckdb.sql(f"select * from read_parquet('{path}/tables/{UID}/held/*.parquet') order by all").fetchall()
+    held = by_duckdb(path, "held")
     even, odd = [0, 2, 4, 6, 100], [1, 3, 5]
     assert held == [(0, at, n) for at, n in enumerate(even)] + [(64, at, n) for at, n in enumerate(odd)]
     counts = pd.read_parquet(f"{path}/tables/{UID}/counts").sort_values("key_group")
@@ -168,7 +175,7 @@ def test_a_broadcast_map_is_there_once(tmp_path: Path) -> None:
     run_rules(tmp_path / "a", 3)
     path = savepoint_of(tmp_path / "a", tmp_path / "sp")
     wanted = [(0, "a", 1), (0, "b", 20), (0, "c", 3)]
-    assert duckdb.sql(f"select * from read_parquet('{path}/tables/{UID}/limits/*.parquet')").fetchall() == wanted
+    assert by_duckdb(path, "limits") == wanted
     chk = checkpoint_of(tmp_path / "a")
     for place in (path, chk):
         snapshot = open_snapshot(place)
@@ -353,6 +360,10 @@ def test_rows_that_belong_to_nobody_are_refused(tmp_path: Path) -> None:
     vouch(path, msgspec.structs.replace(metadata, operators=[msgspec.structs.replace(operator, tables=[keyed])]))
     with pytest.raises(IncompatibleStateError, match="a list of int belongs to keys, and the operator has none"):
         open_snapshot(path)
+    timed = msgspec.structs.replace(table, spec=StateSpec("held", "operator-list", "int", ttl_ms=5))
+    vouch(path, msgspec.structs.replace(metadata, operators=[msgspec.structs.replace(operator, tables=[timed])]))
+    with pytest.raises(IncompatibleStateError, match="state of subtasks has no time to live"):
+        open_snapshot(path)
     vouch(path, metadata)
     rewrite(path, "held", lambda rows: moved(rows, 70) if 64 in rows.column("key_group").to_pylist() else rows)
     with pytest.raises(CorruptFileError, match="a row group claims the key groups"):
@@ -387,8 +398,8 @@ def test_functions_are_asked_for_state_of_subtasks(tmp_path: Path) -> None:
         StateSpec("counts", "operator-union", "bigint"),
         StateSpec("raw", "operator-list", "binary"),
     ]
-    with rules(tmp_path / "b", 2) as job:
-        told = declared_states(job.spec, {})
+    with rules(tmp_path / "b", 2) as ruled:
+        told = declared_states(ruled.spec, {})
     assert [state.spec for state in told.states] == [
         StateSpec("limits", "broadcast", "int", "string"), StateSpec("total", "value", "bigint"),
     ]  # fmt: skip

@@ -42,7 +42,6 @@ from cairn.runtime.snapshots import (
     open_snapshot,
     ranges,
     reader_of,
-    refuse_key,
 )
 from cairn.state.codec import KeyCodec
 from cairn.state.typed import table_schema
@@ -196,7 +195,6 @@ class Savepoint:
         """
         operator = self._snapshot.operator(uid)
         found = operator.state(state)
-        refuse_key(operator, found)
         allowed = f"{uid}.{found.name}" in self._allowed
         if isinstance(found.origin, FrameRows):
             return self._lookup_in_frame(operator, found, key, allowed)
@@ -265,8 +263,7 @@ class Savepoint:
         if not operator.key_type or (known is not None and known.spec.of_subtask):
             what = "it has no key" if known is None else f"state '{label}' is a {known.spec.signature}"
             raise InvalidInputError(
-                f"operator '{uid}': {what}; with_keyed_state writes state of keys. State of subtasks can be read, "
-                "carried over and removed here, and is changed by the job itself."
+                f"operator '{uid}': {what}; with_keyed_state writes state of keys. Only the job changes other state."
             )
         if isinstance(state, StateDescriptor):
             spec = spec_of(state)

@@ -191,6 +191,8 @@ def checked_schema(operator: SavepointOperator, table: StateTable) -> pa.Schema:
         KeyCodec(keys)
         if not keys and not table.spec.of_subtask:
             raise InvalidInputError(f"a {table.spec.signature} belongs to keys, and the operator has none")
+        if table.spec.ttl_ms and table.spec.of_subtask:
+            raise InvalidInputError(f"a {table.spec.signature} cannot be: state of subtasks has no time to live")
         columns, schema = table_schema(keys, table.spec)
     except (CairnError, RecursionError) as error:
         raise IncompatibleStateError(
