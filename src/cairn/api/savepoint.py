@@ -400,6 +400,7 @@ class Savepoint:
             snapshot.metadata.offsets,
             None,
             int(self._session().conf.get(_INTERVAL, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
+            snapshot.metadata.source_names,
         )
         files = LocalFileSystem(target)
         return [

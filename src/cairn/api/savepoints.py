@@ -154,7 +154,7 @@ class SparkSavepoints:
         """Copy what the sources had noted at the savepoint's positions."""
         logs = os.path.join(self._files.root, manifest.spark, layout.SOURCES)
         root = os.path.join(target, layout.SOURCES)
-        copy_sources(logs, root, manifest.offsets, None, self._interval)
+        copy_sources(logs, root, manifest.offsets, None, self._interval, manifest.source_names)
         found = []
         for place, _, names in os.walk(root):
             for name in sorted(names):
