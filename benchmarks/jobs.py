@@ -159,6 +159,7 @@ def _keyed(
         "parallelism.default": PARALLELISM,
         "pipeline.max-parallelism": GROUPS,
         "state.backend.type": backend,
+        "cairn.web.enabled": False,
         **(options or {}),
     }
     env = StreamExecutionEnvironment.get_execution_environment(bench.spark, config)

@@ -51,8 +51,9 @@ def judge(check: Check, found: Mapping[str, Series]) -> Line:
         if series is not None and (series.error or not series.values):
             error = f"{name}: {series.error or 'no epoch was measured'}"
             return Line(check.name, check.measures, against=check.against, target=target, error=error)
-    if check.kind in ("plain", "memory") or theirs is None:
-        value, unit, spread = ours.median, "MiB" if check.kind == "memory" else "keys/s", _spread(ours, rate=False)
+    if check.kind in ("plain", "memory", "millis") or theirs is None:
+        unit = {"memory": "MiB", "millis": "ms"}.get(check.kind, "keys/s")
+        value, spread = ours.median, _spread(ours, rate=False)
         return Line(
             check.name, check.measures, value, unit, spread, ratio=value / check.target, target=target,
             met=value <= check.target if check.at_most else value >= check.target, epochs=len(ours.values),

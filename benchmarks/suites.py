@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks import checkpointing, jobs, savepoint_jobs, savepoints, spark_native
+from benchmarks import checkpointing, jobs, savepoint_jobs, savepoints, spark_native, web
 from benchmarks.measure import Bench, Plan, Variant
 
 
@@ -62,6 +62,7 @@ SUITES = {
     ),
     "checkpoints": Suite(checkpointing.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=checkpointing.fill),
     "savepoints": Suite(savepoint_jobs.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=savepoint_jobs.fill),
+    "web": Suite(web.VARIANTS, lambda plan: plan.checkpoint_rounds),
     "offline": Suite(savepoints.VARIANTS, lambda plan: plan.checkpoint_rounds, prepare=savepoints.fill),
 }
 
@@ -78,14 +79,15 @@ class Check:
     """The series beside it; empty where the target is a plain number."""
     kind: str
     """`rate`: our rows per second by theirs. `slower`: our time by theirs. `bytes`: our bytes by theirs. `added`: our
-    time less theirs, in milliseconds. `plain`: the value itself, in keys per second. `memory`: itself, in MiB."""
+    time less theirs, in milliseconds. `plain`: the value itself, in keys per second. `memory`: itself, in MiB.
+    `millis`: itself, in milliseconds."""
     target: float
     same_size: str = ""
     """For `rate`: a series of ours on exactly their workload, told as a detail."""
 
     @property
     def at_most(self) -> bool:
-        return self.kind in ("slower", "bytes", "added", "memory")
+        return self.kind in ("slower", "bytes", "added", "memory", "millis")
 
     def needs(self) -> set[str]:
         return {self.ours, self.against, self.same_size} - {""}
@@ -190,6 +192,14 @@ def checks(plan: Plan) -> list[Check]:
         Check(
             "restore-rescale", "savepoints", f"{plan.stored:,} keys restored from a savepoint, parallelism 2 to 8",
             "restore-rescale", "", "plain", 8e5,
+        ),
+        Check(
+            "web-server", "web", f"process with a page that is watched against none, {full}",
+            "web-on", "web-off", "slower", 1.02,
+        ),
+        Check(
+            "web-history", "web", f"first paint of a page with {web.CHECKPOINTS:,} checkpoints",
+            "web-history", "", "millis", 1000.0,
         ),
         Check(
             "savepoint-diff", "offline", f"diff of two savepoints of {plan.stored:,} keys against a full outer join",

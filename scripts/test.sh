@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests in two parts and reports one total. Tests that start Spark or a server, or kill processes, run one
-# after the other, because they compete for the cores; the rest runs in parallel. Extra arguments go to both parts.
+# Runs the tests in two parts and reports one total. Tests that start Spark or a server, or kill processes, are handed
+# out by file, because a file shares its session and its servers; the rest test by test. Extra arguments go to both parts.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,8 +18,8 @@ part() {
     if [ "$code" -ne 0 ] && [ "$code" -ne 5 ]; then status=1; fi
 }
 
-part parallel -m 'not spark and not kill and not server' -n "$WORKERS" "$@"
-part sequential -m 'spark or kill or server' "$@"
+part plain -m 'not spark and not kill and not server' -n "$WORKERS" "$@"
+part engine -m 'spark or kill or server' -n "$WORKERS" --dist loadfile "$@"
 
 .venv/bin/python - "$REPORTS" <<'PY' || status=1
 import pathlib

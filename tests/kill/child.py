@@ -121,6 +121,7 @@ def environment(plan: dict[str, Any]) -> StreamExecutionEnvironment:
     intercept(plan)
     config = {
         "execution.checkpointing.dir": str(folder / "jobs"),
+        "cairn.web.enabled": False,
         "execution.checkpointing.local-backup.dirs": str(folder / "stores"),
         "execution.checkpointing.data-inline-threshold": "0",
         "parallelism.default": 2,

@@ -33,6 +33,7 @@ class Lab:
             "execution.checkpointing.local-backup.dirs": str(self.folder / "stores"),
             "parallelism.default": parallelism,
             "pipeline.max-parallelism": 16,
+            "cairn.web.enabled": False,
             **options,
         }
         env = StreamExecutionEnvironment.get_execution_environment(self.spark, settings)

@@ -28,6 +28,7 @@ def block(page: str, holding: str) -> str:
 def environment(spark: SparkSession, folder: Path) -> StreamExecutionEnvironment:
     config = {
         "execution.checkpointing.dir": str(folder / "jobs"),
+        "cairn.web.enabled": False,
         "execution.checkpointing.local-backup.dirs": str(folder / "stores"),
         "parallelism.default": 2,
     }

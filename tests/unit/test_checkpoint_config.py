@@ -85,6 +85,15 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "cairn.compaction.max-chain": ("8", 8),
     "cairn.epochs.retained": ("5", 5),
     "cairn.errors.show-values": ("true", True),
+    "rest.port": ("9000", 9000),
+    "rest.bind-address": ("0.0.0.0", "0.0.0.0"),
+    "web.checkpoints.history": ("10", 10),
+    "cairn.web.enabled": ("false", False),
+    "cairn.web.token": ("a-token-of-some-length", "a-token-of-some-length"),
+    "cairn.web.hosts": ("a.example, b.example", ("a.example", "b.example")),
+    "cairn.web.read-only": ("true", True),
+    "cairn.web.hidden-states": ("totals.*", ("totals.*",)),
+    "cairn.web.savepoint-roots": ("/data/sp", ("/data/sp",)),
 }
 REFUSED_EXAMPLES = [
     *[key for key in REFUSED if not key.endswith(".*")],

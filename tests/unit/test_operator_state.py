@@ -17,9 +17,7 @@ from cairn import (
     StateMisuseError,
     ValueStateDescriptor,
 )
-from cairn.model.manifest import StateSpec
 from cairn.runtime.operator_states import even_split
-from cairn.state.typed import table_schema
 from cairn.testing import KeyedProcessHarness, ProcessHarness
 
 
@@ -219,10 +217,3 @@ def test_even_split_deals_as_flink_does() -> None:
         "c": [(2, 3), (3, 4), (0, 2)],
     }
     assert even_split({"a": 0}, 2) == {"a": [(0, 0), (0, 0)]}
-
-
-@pytest.mark.parametrize("kind", ["operator-list", "operator-union", "broadcast"])
-def test_there_is_no_table_of_what_belongs_to_subtasks(kind: str) -> None:
-    """A savepoint that would leave it out, or take it for keyed state, is refused."""
-    with pytest.raises(InvalidInputError, match="no savepoints yet"):
-        table_schema((), StateSpec("rules", kind, "bigint", "string"))

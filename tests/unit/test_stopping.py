@@ -16,7 +16,7 @@ from tests.unit.test_savepoint_coordinator import World
 from cairn.api.claims import release_claims
 from cairn.api.gate import EpochGate
 from cairn.api.savepoints import savepoint_path
-from cairn.api.sources import TICKS, copy_sources, lost_files, match_sources, rearranged
+from cairn.api.sources import TICKS, again, copy_sources, folders, lost_files, match_sources, rearranged
 from cairn.api.stopping import StopNote, stop, tell_of_unfinished_stops
 from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidInputError
@@ -218,6 +218,9 @@ ENTRY = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":5,"conf":{}}'
         (["F[a]", "F[b]"], ["F[b]", "F[c]"], [1, 0]),
         (["F[a]", "F[a]"], ["F[a]", "F[a]"], [0, 1]),
         (["F[a]", "kafka"], ["F[a]"], [0]),
+        (["F[a]", again(0), "rate"], ["rate", "F[a]"], [2, 0]),
+        (["F[a]"], ["F[a]", again(0)], [0, 0]),
+        (["rate", "F[a]", again(1)], ["F[moved]", again(0), "rate", again(2), TICKS], [1, 1, 0, 0, None]),
     ],
 )
 def test_sources_are_found_again_by_what_they_read(stored: list[str], wanted: list[str], found: list[Any]) -> None:
@@ -242,6 +245,35 @@ def test_sources_of_a_snapshot_that_says_nothing_of_them() -> None:
     empty = rearranged("", match_sources([], 0, ["a"]), 77)
     assert empty.split("\n")[2:] == ["-"]
     assert json.loads(empty.split("\n")[1])["batchTimestampMs"] == 77
+
+
+def test_a_source_that_is_read_twice_has_one_folder(tmp_path: Path) -> None:
+    assert folders(["a", again(0), "b", again(2), again(9), again(1)], 6) == [0, 0, 1, 1, 2, 3]
+    assert folders([], 2) == [0, 1]
+    for folder in (0, 1):
+        (tmp_path / "sources" / str(folder)).mkdir(parents=True)
+        for number in range(folder + 1):
+            told = {"path": f"file://{tmp_path}/{folder}-{number}", "timestamp": 1, "batchId": number}
+            (tmp_path / "sources" / str(folder) / str(number)).write_text(f"v1\n{json.dumps(told)}")
+    entry = ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":1}'
+    names = ["F[a]", again(0), "F[b]"]
+
+    def copied(target: str, wanted: list[str] | None) -> list[str]:
+        plan = None if wanted is None else match_sources(names, 3, wanted)
+        copy_sources(str(tmp_path / "sources"), str(tmp_path / target), entry, plan, 10, names)
+        return sorted(
+            p.relative_to(tmp_path / target).as_posix() for p in (tmp_path / target).rglob("*") if p.is_file()
+        )
+
+    assert copied("same", None) == ["0/0", "1/0", "1/1"]
+    assert copied("turned", ["F[b]", again(0), "F[a]"]) == ["0/0", "0/1", "1/0"]
+    assert copied("one", ["F[b]"]) == ["0/0", "0/1"]
+    assert lost_files(
+        str(tmp_path / "sources"), ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":0}', names
+    ) == [f"file://{tmp_path}/1-1"]
+    assert match_sources(["F[a]"], 1, ["x", again(0), "F[a]"]).notes == [
+        "source 0 (x) is new and starts at its beginning"
+    ]
 
 
 def test_files_that_were_read_since_and_are_gone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from cairn.api.frames import frame_of
 from cairn.errors import IncompatibleStateError, NotFoundError
-from cairn.runtime.snapshots import Snapshot, SnapshotOperator, SnapshotState
+from cairn.runtime.snapshots import Snapshot, SnapshotOperator, SnapshotState, reader_of
 
 _SUMMARY = "uid string, state string, added bigint, removed bigint, changed bigint"
 _Found = tuple[SnapshotOperator, SnapshotState] | None
@@ -67,7 +67,7 @@ def diff_rows(spark: SparkSession, before: Snapshot, after: Snapshot, uid: str, 
             raise IncompatibleStateError(
                 f"operator '{uid}', state '{state}' is a {old[1].spec.signature} by ({old[0].key_type}) in one and a "
                 f"{new[1].spec.signature} by ({new[0].key_type}) in the other; their rows cannot be compared. "
-                "Read both with read_keyed_state, cast, and join them."
+                f"Read both with {reader_of(old[1])}, cast, and join them."
             )
         return _joined(spark, before, after, old, new).filter(F.col("change").isNotNull())
     snapshot, found, change = (before, old, "removed") if new is None else (after, new, "added")

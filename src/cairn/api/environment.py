@@ -29,6 +29,7 @@ from cairn.api.migration import SparkMover
 from cairn.api.planning import JobShape, RestorePlan, make_plan
 from cairn.api.probing import probe
 from cairn.api.progress import EpochProgress
+from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered, Restorer, recover
 from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import BaseSink, TableSink
@@ -244,26 +245,37 @@ class StreamExecutionEnvironment:
         files = LocalFileSystem(os.path.join(local_root(settings.directory), job_id))
         settings = replace(settings, parallelism=parallelism)
         policy = RestartPolicy(settings.restart, settings.checkpoints)
+        publisher = Publisher(files, job_id, settings)
         handle = JobHandle(
             job_name, job_id, files.root, policy, settings.checkpoints.retention,
-            settings.checkpoints.savepoint_dir, self._timers,
+            settings.checkpoints.savepoint_dir, self._timers, publisher,
         )  # fmt: skip
         if self.plan_hooks:
             self.plan_hooks[-1](self._plan(files, settings))
+        began = time.perf_counter()
         recovered = self._recover(handle, files, settings, groups)
         self._executed = True
+        spent = (time.perf_counter() - began) * 1000
         sweep_leftovers(files)
         newest = recovered.manifest.epoch if recovered.manifest is not None else -1
         tell_of_unfinished_stops(files, job_id, newest)
         again = replace(settings, restore_path="")
 
         def restart(thorough: bool) -> None:
-            self._start(handle, files, self._recover(handle, files, again, groups, thorough), again)
+            since = time.perf_counter()
+            found = self._recover(handle, files, again, groups, thorough)
+            self._tell(publisher, found, "", (time.perf_counter() - since) * 1000)
+            self._start(handle, files, found, again)
 
         handle._restart = restart
         handle._release = self._close_sinks
+        self._tell(publisher, recovered, settings.restore_path, spent)
         self._start(handle, files, recovered, settings)
         return handle
+
+    def _tell(self, publisher: Publisher, recovered: Recovered, path: str, spent_ms: float) -> None:
+        sinks = [{"uid": sink.uid, "kind": sink.kind} for _, sink in self._sinks]
+        publisher.started(recovered, sinks, path, spent_ms)
 
     def _recover(
         self, handle: JobHandle, files: LocalFileSystem, settings: Settings, groups: int, thorough: bool = False
@@ -339,7 +351,13 @@ class StreamExecutionEnvironment:
             writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
             query = writer.start()
         control = Control(steady, coordinator, handle._actions())
-        thread = CheckpointThread(coordinator, control.serve)
+
+        def between() -> None:
+            control.serve()
+            if handle._publisher is not None:
+                handle._publisher.recorder.due()
+
+        thread = CheckpointThread(coordinator, between)
         handle._attach(recovered, query, compactor, coordinator, thread, control, loop)
 
     def _final_frame(self) -> tuple[DataFrame, dict[str, Reader]]:
@@ -376,7 +394,7 @@ class StreamExecutionEnvironment:
         settings: Settings,
         plans: Sequence[OperatorPlan],
     ) -> CheckpointCoordinator:
-        store = CheckpointStore(steady)
+        store = CheckpointStore(steady, settings.web.history)
         for number in store.remove_unfinished():
             _log.info("removed what an interrupted checkpoint %d had left", number)
 

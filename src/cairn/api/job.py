@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from cairn.api.failures import first_lines, other_sources
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts
+from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered
 from cairn.api.savepoints import target_directory
 from cairn.api.stopping import stop
@@ -40,6 +41,9 @@ from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
+from cairn.view.notebook import Checkpoints, job_html
+from cairn.view.reading import JobReader
+from cairn.view.records import JobView
 
 _log = logging.getLogger("cairn.job")
 
@@ -67,6 +71,7 @@ class JobHandle:
         retention: str,
         savepoint_dir: str = "",
         timers: bool = False,
+        publisher: Publisher | None = None,
     ) -> None:
         self.name = name
         self.job_id = job_id
@@ -89,7 +94,7 @@ class JobHandle:
         self._control: Control | None = None
         self._loop: EpochLoop | None = None
         self._reports: deque[EpochReport] = deque(maxlen=1000)
-        self._listeners: list[Callable[[EpochReport], None]] = []
+        self._listeners: list[Callable[[EpochReport], None]] = [publisher.epoch] if publisher is not None else []
         self._error: BaseException | None = None
         self._fatal: CairnError | None = None
         self._canceled = False
@@ -100,6 +105,12 @@ class JobHandle:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._gate = EpochGate()
+        self._publisher = publisher
+
+    @property
+    def web_url(self) -> str | None:
+        """The job's page, or None if there is none: switched off, or not installed (`pip install "cairn[ui]"`)."""
+        return self._publisher.url() if self._publisher is not None else None
 
     def status(self) -> JobStatus:
         """RUNNING, RESTARTING, or how it ended."""
@@ -188,14 +199,34 @@ class JobHandle:
             self._order(named, request)  # an error about the directory is told at once
             return lambda: self.stop_with_savepoint(named, drain, request_id=request)
 
-        return {"savepoint": savepoint, "stop": stop_job}
+        def cancel(asked: Mapping[str, Any]) -> Callable[[], None]:
+            self._running("cancel")
+            return self.cancel
+
+        return {"savepoint": savepoint, "stop": stop_job, "cancel": cancel}
+
+    def view(self) -> JobView:
+        """All that pages and metrics show of the job, as one record."""
+        return JobReader(self.directory, self._publisher).view()
+
+    def plot(self) -> Any:
+        """Durations of epochs and checkpoints and the size of the state over time: a figure of matplotlib."""
+        from cairn.api.plots import plot
+
+        return plot(self.view())
+
+    def _repr_html_(self) -> str:
+        return job_html(self.view())
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The checkpoints of the job, newest first: in progress, completed and failed, also of earlier runs."""
-        running = self._coordinator.infos() if self._coordinator is not None and not self._over.is_set() else []
+        running = self._in_progress()
         known = {info.id for info in running}
         ended = CheckpointStore(LocalFileSystem(self.directory)).history()
-        return running + [info for info in ended if info.id not in known]
+        return Checkpoints(running + [info for info in ended if info.id not in known])
+
+    def _in_progress(self) -> list[CheckpointInfo]:
+        return self._coordinator.infos() if self._coordinator is not None and not self._over.is_set() else []
 
     def epochs(self) -> list[EpochReport]:
         """Reports of the epochs of this run, oldest first, at most the last thousand."""
@@ -217,6 +248,10 @@ class JobHandle:
             except KeyboardInterrupt:
                 _log.warning("interrupted: job %s stops after its running epoch", self.name)
                 self.cancel()
+                kept = self._coordinator.current_epoch() if self._coordinator is not None else -1
+                _log.warning(
+                    "job %s has ended; epoch %d and all before it are kept, start it again to go on", self.name, kept
+                )
                 raise
 
     def _await(self, timeout: float | None, interrupted: Callable[[], bool]) -> bool:
@@ -302,7 +337,23 @@ class JobHandle:
             _log.exception("the supervisor of job %s stumbled", self.name)
             self._fatal = self._fatal or EpochFailedError(f"job '{self.name}' failed: {error}")
         finally:
-            self._over.set()
+            try:
+                self._tell_end()
+            finally:
+                self._over.set()
+
+    def _tell_end(self) -> None:
+        """Write down how the job ended."""
+        if self._publisher is None:
+            return
+        failure = self._failure()
+        if isinstance(failure, FencedError):
+            return  # the directory is another run's now: nothing more is written there
+        if failure is not None:
+            self._publisher.recorder.flush()
+            self._publisher.failed(failure, restarting=False)
+        else:
+            self._publisher.ended("canceled" if self._canceled else "stopped" if self._stopped else "finished")
 
     def _wait_for_query(self) -> None:
         query = self._query
@@ -325,6 +376,8 @@ class JobHandle:
                     _log.error("job %s stays down: its restart strategy (%s) is exhausted", self.name, told)
                 return False
             _log.warning("job %s failed and is restarted in %d ms: %s", self.name, delay, failure)
+            if self._publisher is not None:
+                self._publisher.failed(failure, restarting=True)
             if self._interrupted_wait.wait(delay / 1000):
                 return False
             self._settle()
@@ -397,6 +450,8 @@ class JobHandle:
         self._loop = loop
         self._query = query
         if first:
+            if self._publisher is not None:
+                self._publisher.serve(lambda: self.status().value, self._in_progress)
             threading.Thread(target=self._supervise, name=f"cairn-supervisor-{self.job_id}", daemon=True).start()
 
     def _on_epoch(self, report: EpochReport) -> None:

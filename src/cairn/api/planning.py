@@ -162,8 +162,9 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
             continue
         if key != stored.key_type:
             problems.append(
-                f"operator '{uid}': its stored state is keyed by ({stored.key_type}), the job keys by ({key}). The "
-                "type of a key never changes: key it as before, or give the operator a new uid."
+                f"operator '{uid}': its stored state is keyed by ({stored.key_type or 'nothing'}), the job keys by "
+                f"({key or 'nothing'}). The type of a key never changes: key it as before, or give the operator a new "
+                "uid."
             )
         operators.append(_operator(uid, stored, job.declared.get(uid), states, problems))
     if not own and snapshot.savepoint is not None:
@@ -247,10 +248,15 @@ def _state(
 
 
 def _refusal(uid: str, told: StateChange) -> str:
+    way_out = "  Declare it as it was, or give the new state another name."
+    if not told.old.of_subtask:
+        way_out = (
+            "  Declare it as it was, give the new state another name, or convert it: read it with "
+            "Savepoint.read_keyed_state, change it with Spark and write it with Savepoint.with_keyed_state."
+        )
     return (
         f"operator '{uid}', state '{told.new.name}': {'; '.join(told.problems)}.\n{both_schemas(told.old, told.new)}\n"
-        "  Declare it as it was, give the new state another name, or convert it: read it with "
-        "Savepoint.read_keyed_state, change it with Spark and write it with Savepoint.with_keyed_state."
+        f"{way_out}"
     )
 
 

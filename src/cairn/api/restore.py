@@ -125,7 +125,7 @@ def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:
     if stored and manifest.source_names:  # the sources may have other numbers now
         plan = match_sources(stored, len(positions_of(offsets)), manifest.source_names)
         offsets = rearranged(offsets, plan, snapshot.time_ms)
-    lost = lost_files(os.path.join(files.root, manifest.spark, layout.SOURCES), offsets)
+    lost = lost_files(os.path.join(files.root, manifest.spark, layout.SOURCES), offsets, manifest.source_names)
     if lost:
         shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise CorruptFileError(
@@ -182,7 +182,7 @@ def restore(
     build_spark_folder(
         os.path.join(files.root, manifest.spark), epoch, manifest.offsets, in_flight, manifest.watermark,
         snapshot.sources, snapshot.in_flight or snapshot.offsets, None if plan is None else plan.sources,
-        compact_interval,
+        compact_interval, snapshot.source_names,
     )  # fmt: skip
     ManifestStore(files).publish(manifest)
     _log.warning(
@@ -216,7 +216,7 @@ def _operators(
             OperatorState(
                 uid=wanted.uid,
                 name=wanted.stored.name,
-                parallelism=plan.parallelism,
+                parallelism=wanted.stored.parallelism,  # what belongs to subtasks is dealt out anew by the first epoch
                 key_type=wanted.stored.key_type,
                 states=[state.becomes for state in wanted.states],
                 chain=list(moved[wanted.uid]),

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import msgspec
@@ -41,12 +42,14 @@ from cairn.runtime.snapshots import (
     find_rows,
     open_snapshot,
     ranges,
+    reader_of,
 )
 from cairn.state.codec import KeyCodec
 from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.savepoints import SavepointFolder, mapped
+from cairn.view.notebook import table
 
 _PIECES = 4
 _INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
@@ -120,6 +123,16 @@ class Savepoint:
     def __repr__(self) -> str:
         return f"Savepoint({self._snapshot.path!r}, operators={list(self._snapshot.operators)})"
 
+    def _repr_html_(self) -> str:
+        told = self.metadata
+        head = f"{self._snapshot.kind} of {told.name}, epoch {told.epoch}: {self.path}"
+        rows = [
+            (uid, state.name, state.spec.kind, state.spec.value_type, "" if state.rows is None else f"{state.rows:,}")
+            for uid, operator in self._snapshot.operators.items()
+            for state in operator.states.values()
+        ]
+        return f"<div><div>{escape(head)}</div>{table(('operator', 'state', 'kind', 'type', 'rows'), rows)}</div>"
+
     # Looking.
 
     @property
@@ -156,8 +169,26 @@ class Savepoint:
     def read_keyed_state(self, uid: str, state: str) -> DataFrame:
         """The rows of a state: key columns, `key_group`, and `value`, `map_key`, `position` or `timestamp` as the
         kind has them. The files are compared with their checksums first."""
+        return self._read(uid, state, "read_keyed_state")
+
+    def read_operator_state(self, uid: str, state: str) -> DataFrame:
+        """The elements of an operator list, also of a union list: `key_group` (the first one of the subtask that the
+        element belongs to), `position` in the list of that subtask, `value`."""
+        return self._read(uid, state, "read_operator_state")
+
+    def read_broadcast_state(self, uid: str, state: str) -> DataFrame:
+        """The entries of a broadcast state, each once: `key_group` (always 0), `map_key`, `value`."""
+        return self._read(uid, state, "read_broadcast_state")
+
+    def _read(self, uid: str, state: str, reader: str) -> DataFrame:
         operator = self._snapshot.operator(uid)
-        return frame_of(self._session(), self._snapshot, operator, operator.state(state))
+        found = operator.state(state)
+        if reader_of(found) != reader:
+            raise InvalidInputError(
+                f"operator '{uid}', state '{found.name}' is a {found.spec.signature}: read it with {reader_of(found)}",
+                state=found.name,
+            )
+        return frame_of(self._session(), self._snapshot, operator, found)
 
     def read_timers(self, uid: str, domain: str = "event") -> DataFrame:
         """The timers of an operator: key columns, `key_group`, `timestamp` in milliseconds."""
@@ -241,6 +272,11 @@ class Savepoint:
             )
         label = state.name if isinstance(state, StateDescriptor) else TIMERS.get(state, state)
         known = operator.states.get(label)
+        if not operator.key_type or (known is not None and known.spec.of_subtask):
+            what = "it has no key" if known is None else f"state '{label}' is a {known.spec.signature}"
+            raise InvalidInputError(
+                f"operator '{uid}': {what}; with_keyed_state writes state of keys. Only the job changes other state."
+            )
         if isinstance(state, StateDescriptor):
             spec = spec_of(state)
             if known is not None and known.spec.signature != spec.signature:
@@ -376,6 +412,7 @@ class Savepoint:
             snapshot.metadata.offsets,
             None,
             int(self._session().conf.get(_INTERVAL, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
+            snapshot.metadata.source_names,
         )
         files = LocalFileSystem(target)
         return [

@@ -24,7 +24,6 @@ from cairn.errors import CheckpointFailedError, InvalidInputError, from_tracebac
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
-from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.manifests import load_identity
@@ -114,9 +113,6 @@ class SparkSavepoints:
         threading.Thread(target=work, name=f"cairn-savepoint-{number}", daemon=True).start()
 
     def _write(self, number: int, manifest: Manifest, order: SavepointOrder) -> None:
-        for operator in manifest.operators:
-            for spec in operator.states:
-                table_schema((), spec)  # refuses what has no table, before anything is written
         folder = self._begin(order)
         work = [_work(self._files.root, manifest, operator, folder.path) for operator in manifest.operators]
         name = layout.savepoint_name(self._facts.job_id, _token(order.request))
@@ -171,7 +167,7 @@ class SparkSavepoints:
         """Copy what the sources had noted at the savepoint's positions."""
         logs = os.path.join(self._files.root, manifest.spark, layout.SOURCES)
         root = os.path.join(target, layout.SOURCES)
-        copy_sources(logs, root, manifest.offsets, None, self._interval)
+        copy_sources(logs, root, manifest.offsets, None, self._interval, manifest.source_names)
         found = []
         for place, _, names in os.walk(root):
             for name in sorted(names):

@@ -2,6 +2,9 @@
 
 An entry of Spark's offset log is a version line, a line of metadata and a line per source, by number. A snapshot also
 says what each source reads, so that sources are found again when others were added, removed or put in another order.
+
+A source that a plan mentions twice has two lines in an entry and one folder of logs: folders are numbered without such
+repetitions. Its later names are `same as source <n>`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,32 @@ COMPACT_INTERVAL = 10
 TICKS = "cairn-ticks"
 """The source that makes an epoch at every trigger in jobs with timers. It is always the last one."""
 _NO_POSITION = "-"
+_AGAIN = "same as source "
+
+
+def again(number: int) -> str:
+    """The name of a source that is the one of an earlier number."""
+    return f"{_AGAIN}{number}"
+
+
+def _origin(names: Sequence[str], number: int) -> int:
+    """The number at which a source is mentioned first."""
+    told = re.fullmatch(rf"{_AGAIN}(\d{{1,4}})", names[number])
+    first = int(told[1]) if told else number
+    return first if first < number and not names[first].startswith(_AGAIN) else number
+
+
+def folders(names: Sequence[str], positions: int) -> list[int]:
+    """The folder that each position's source has below `sources/`; `names` may not be known."""
+    if len(names) != positions:
+        return list(range(positions))
+    made: list[int] = []
+    count = 0
+    for number in range(positions):
+        origin = _origin(names, number)
+        made.append(made[origin] if origin < number else count)
+        count += origin == number
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +79,7 @@ class SourcePlan:
         told = [
             f"source {number} ({match.name}) is new and starts at its beginning"
             for number, match in enumerate(self.matches)
-            if match.stored is None and match.name != TICKS
+            if match.stored is None and match.name != TICKS and not match.name.startswith(_AGAIN)
         ]
         return told + [f"source {name} of the snapshot is gone, and its position with it" for name in self.left]
 
@@ -63,15 +92,17 @@ def match_sources(stored: Sequence[str], positions: int, wanted: Sequence[str]) 
     """
     if len(stored) != positions:
         return _by_number(positions, wanted)
-    free = list(range(len(stored)))
+    free = [number for number in range(len(stored)) if _origin(stored, number) == number]
+    firsts = [number for number in range(len(wanted)) if _origin(wanted, number) == number]
     found: dict[int, int] = {}
     for alike in (lambda name: name, _kind):
-        for number, name in enumerate(wanted):
+        for number in firsts:
+            name = wanted[number]
             place = next((p for p in free if number not in found and alike(stored[p]) == alike(name)), None)
             if place is not None:
                 found[number] = place
                 free.remove(place)
-    matches = tuple(SourceMatch(name, found.get(number)) for number, name in enumerate(wanted))
+    matches = tuple(SourceMatch(name, found.get(_origin(wanted, number))) for number, name in enumerate(wanted))
     return SourcePlan(matches, tuple(f"{p} ({stored[p]})" for p in free if stored[p] != TICKS))
 
 
@@ -111,22 +142,31 @@ def is_file_position(position: Any) -> bool:
     return isinstance(position, dict) and "logOffset" in position
 
 
-def copy_sources(sources: str, target: str, offsets: str, plan: SourcePlan | None, interval: int) -> None:
-    """The sources' own logs as they were at the positions of an entry, numbered as the plan says, if there is one."""
+def copy_sources(
+    sources: str, target: str, offsets: str, plan: SourcePlan | None, interval: int, names: Sequence[str] = ()
+) -> None:
+    """The sources' own logs as they were at the positions of an entry, numbered as the plan says, if there is one.
+    `names` are those of the positions."""
     positions = positions_of(offsets)
+    here = folders(names, len(positions))
+    there = here if plan is None else folders([match.name for match in plan.matches], len(plan.matches))
+    copied: set[int] = set()
     pairs = (
         [(number, number) for number in range(len(positions))]
         if plan is None
         else [(number, match.stored) for number, match in enumerate(plan.matches) if match.stored is not None]
     )
     for number, stored in pairs:
-        folder = os.path.join(sources, str(stored))
+        if there[number] in copied:
+            continue
+        copied.add(there[number])
         position = positions[stored] if stored < len(positions) else None
+        folder = os.path.join(sources, str(here[stored] if stored < len(here) else stored))
         if os.path.isdir(folder):
-            copy_source(folder, os.path.join(target, str(number)), position, interval)
+            copy_source(folder, os.path.join(target, str(there[number])), position, interval)
         elif is_file_position(position):
             raise CorruptFileError(
-                f"{sources}/{stored} is missing: without it nobody knows which files were read before the checkpoint, "
+                f"{folder} is missing: without it nobody knows which files were read before the checkpoint, "
                 "and going on would leave files out. Bring it back from a copy; nothing was changed.",
                 path=sources,
             )
@@ -183,19 +223,20 @@ def _file_log(folder: str) -> tuple[str, dict[int, dict[str, str]]]:
     raise CorruptFileError(f"the log of a file source in {folder} cannot be read", path=folder)
 
 
-def lost_files(sources: str, offsets: str) -> list[str]:
+def lost_files(sources: str, offsets: str, names: Sequence[str] = ()) -> list[str]:
     """Files that a file source has read after these positions, by its log, and that are not there any more.
 
     Going back to the positions would read them again; without them their rows would be missing in silence.
     """
-    lost = []
-    for number, position in enumerate(positions_of(offsets)):
+    lost: set[str] = set()
+    positions = positions_of(offsets)
+    for number, position in zip(folders(names, len(positions)), positions, strict=True):
         folder = os.path.join(sources, str(number))
         if not is_file_position(position) or not os.path.isdir(folder):
             continue
         _, entries = _file_log(folder)
         later = [path for batch, files in entries.items() if batch > int(position["logOffset"]) for path in files]
-        lost += [path for path in later if _is_gone(path)]
+        lost.update(path for path in later if _is_gone(path))
     return sorted(lost)
 
 
@@ -216,13 +257,14 @@ def build_spark_folder(
     stored_offsets: str,
     plan: SourcePlan | None,
     interval: int,
+    stored_names: Sequence[str] = (),
 ) -> None:
     """Logs that end with the restored epoch, committed, and the range in flight, not committed; a fresh query id.
 
     `offsets` and `in_flight` are for the job's sources; `stored_offsets` is the last entry as the snapshot has it.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    copy_sources(sources, os.path.join(folder, "sources"), stored_offsets, plan, interval)
+    copy_sources(sources, os.path.join(folder, "sources"), stored_offsets, plan, interval, stored_names)
     known = watermark if watermark != NO_WATERMARK else 0
     written = {
         "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),

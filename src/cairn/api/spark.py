@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from cairn.api.background import Background
 from cairn.api.graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
+from cairn.api.sources import again
 from cairn.coordinator.compaction import ranges_of
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
@@ -210,18 +211,21 @@ def sink_reader(tag: int) -> Reader:
 
 
 def source_names(frame: DataFrame) -> list[str]:
-    """What the sources of a stream read, in the order in which Spark numbers them: a relation that is used twice in
-    the same form is one source."""
-    found: list[Any] = []
-    names = []
+    """What the sources of a stream read, in the order of the positions that Spark logs. A relation that is used twice
+    in the same form is one source with two positions (`api/sources.py`)."""
+    found: list[tuple[Any, int]] = []
+    names: list[str] = []
     todo = [frame._jdf.queryExecution().analyzed()]
     while todo:
         node = todo.pop()
         children = node.children()
-        if children.isEmpty() and node.isStreaming() and not any(node.equals(known) for known in found):
-            found.append(node)
+        if children.isEmpty() and node.isStreaming():
+            first = next((number for known, number in found if node.equals(known)), None)
+            if first is None:
+                found.append((node, len(names)))
             named = node.getClass().getSimpleName().startswith("StreamingRelation")
-            names.append(str(node.sourceName()) if named else str(node.nodeName()))
+            name = str(node.sourceName()) if named else str(node.nodeName())
+            names.append(name if first is None else again(first))
         todo.extend(children.apply(i) for i in reversed(range(children.size())))
     return names
 

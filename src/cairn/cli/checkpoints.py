@@ -6,6 +6,7 @@ asked what it is at. Both leave their request in that directory, where the runni
 
 from __future__ import annotations
 
+import difflib
 import os
 import socket
 import time
@@ -37,16 +38,21 @@ def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdent
         return files, identity
     root = local_root(directory or DEFAULT_DIRECTORY)
     found = []
+    seen: list[tuple[str, str]] = []
     for name in LocalFileSystem(root).folders(""):
         files = LocalFileSystem(os.path.join(root, name))
         identity = load_identity(files)
+        if identity is not None:
+            seen.append((identity.job_id, identity.name))
         if identity is not None and (identity.name == job or identity.job_id.startswith(job)):
             found.append((files, identity))
     exact = [pair for pair in found if job in (pair[1].name, pair[1].job_id)]
     if len(exact or found) == 1:
         return (exact or found)[0]
     if not found:
-        raise NotFoundError(f"there is no job '{job}' in {root}; give its path, or its directory with --dir", job=job)
+        near = difflib.get_close_matches(job, [name for ids in seen for name in ids], 1)
+        hint = f"; did you mean '{near[0]}'?" if near else "; give its path, or its directory with --dir"
+        raise NotFoundError(f"there is no job '{job}' in {root}{hint}", job=job)
     names = ", ".join(sorted(identity.job_id for _, identity in found))
     raise InvalidInputError(f"'{job}' could be any of {names}; give more of the id", job=job)
 

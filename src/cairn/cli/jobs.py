@@ -17,8 +17,9 @@ import msgspec
 from cairn.cli.checkpoints import describe, open_job, size
 from cairn.cli.output import ExitCode, Output
 from cairn.coordinator.control import ask
-from cairn.errors import CheckpointFailedError
+from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import local_root
 
 
@@ -33,6 +34,47 @@ def stop_job(
 ) -> int:
     question = {"action": "stop", "dir": _absolute(target), "drain": drain}
     return _asked(job, directory, question, timeout, request, out)
+
+
+def cancel_job(job: str, directory: str | None, timeout: float, out: Output) -> int:
+    """End a job without a savepoint. What is committed stays, and so do checkpoints that are configured to."""
+    files, identity = open_job(job, directory)
+    with _waiting(f"asking job {identity.job_id} to end", out):
+        answer = ask(files, {"action": "cancel"}, timeout)
+    if answer is None:
+        raise CheckpointFailedError(
+            f"job '{identity.job_id}' did not answer in time", remedy="Is it running? Look with: cairn list"
+        )
+    if "error" in answer:
+        raise CheckpointFailedError(str(answer["error"]))
+    kept = CheckpointStore(files).numbers()
+    told = f"checkpoints kept: {', '.join(map(str, kept))}" if kept else "no checkpoint is kept"
+    out.document({"version": 1, "job": identity.job_id, "canceled": True, "checkpoints": kept})
+    out.line(f"job {identity.job_id} was canceled; its last committed epoch stays, {told}")
+    return ExitCode.OK
+
+
+def confirm_cancel(job: str, directory: str | None, yes: bool, dry_run: bool, out: Output) -> bool:
+    """Say what goes and what stays, and ask. Never asks where nobody can answer."""
+    identity = open_job(job, directory)[1]
+    text = f"job {identity.job_id} ends after its running epoch, without a savepoint; what is committed stays"
+    if dry_run:
+        out.document({"version": 1, "job": identity.job_id, "canceled": False})
+        out.line(f"would cancel: {text}; nothing was changed")
+        return False
+    if yes:
+        return True
+    if out.as_json or not sys.stdin.isatty():
+        raise InvalidInputError(
+            f"nobody can be asked here, so job '{identity.job_id}' was left alone", remedy="Add --yes."
+        )
+    import typer
+
+    out.message(text)
+    if not typer.confirm("cancel it?", err=True):
+        out.message("nothing was changed")
+        return False
+    return True
 
 
 def _absolute(target: str | None) -> str | None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cairn.cli.completion import job_names
 from cairn.cli.output import ExitCode, Output, exit_code
 from cairn.cli.state_commands import add_to
 from cairn.errors import CairnError
@@ -162,7 +163,10 @@ def _refuse_option(option: str) -> None:
     raise typer.BadParameter(f"No such option: {option}.{hint} Options of the script stand after JOB.py.")
 
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name, id prefix or directory of the job.")]
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Name, id prefix or directory of the job.", autocompletion=job_names),
+]
 DirOption = Annotated[str | None, typer.Option("--dir", metavar="DIR", help="Directory of all jobs. [cairn-data]")]
 
 
@@ -236,6 +240,88 @@ def stop(
     from cairn.cli.jobs import stop_job
 
     raise typer.Exit(stop_job(job, directory, target, drain, timeout, request, Output(as_json=as_json)))
+
+
+@app.command()
+def cancel(
+    job: JobArgument,
+    directory: DirOption = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 600.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """End a running job without a savepoint; its running epoch is finished first."""
+    from cairn.cli.jobs import cancel_job, confirm_cancel
+
+    out = Output(as_json=as_json)
+    if confirm_cancel(job, directory, yes, dry_run, out):
+        raise typer.Exit(cancel_job(job, directory, timeout, out))
+
+
+@app.command("list")
+def list_(
+    directory: DirOption = None,
+    running: Annotated[bool, typer.Option("--running", "-r", help="Only jobs that run.")] = False,
+    watch: Annotated[
+        float | None, typer.Option("--watch", min=0.2, metavar="S", help="Print again every so many seconds.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs: whether they run, whether they are fine, where their pages are."""
+    from cairn.cli.listing import list_jobs
+
+    raise typer.Exit(list_jobs(directory, running, watch, Output(as_json=as_json)))
+
+
+@app.command()
+def ui(
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="Directory of all jobs, or of one. [cairn-data]")
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="The next free one is taken.")
+    ] = 8081,
+    address: Annotated[
+        str, typer.Option("--bind", metavar="ADDRESS", help="An open address needs --token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option("--token", envvar="CAIRN_WEB_TOKEN", metavar="TEXT", help="[a new one]")
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Change nothing.")] = False,
+    hide: Annotated[
+        list[str] | None, typer.Option("--hide", metavar="UID.STATE", help="Do not show values; * for any.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the web page for jobs that run, have ended or have crashed."""
+    from cairn.cli.server import serve_directory, settings_of
+
+    settings = settings_of(address, port, token, read_only, hide or [])
+    raise typer.Exit(serve_directory(directory, settings, Output(as_json=as_json)))
+
+
+@app.command("plan-memory")
+def plan_memory(
+    path: Annotated[
+        str | None, typer.Argument(metavar="[PATH]", help="A savepoint, chk-<n> or job to measure.")
+    ] = None,
+    keys: Annotated[int | None, typer.Option("--keys", min=0, metavar="N", help="Keys in all.")] = None,
+    entry_bytes: Annotated[
+        int | None, typer.Option("--entry-bytes", min=1, metavar="N", help="Bytes of a key and its state.")
+    ] = None,
+    touched: Annotated[
+        int | None, typer.Option("--touched", min=0, metavar="N", help="Keys of an epoch. [all]")
+    ] = None,
+    parallelism: Annotated[int, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Subtasks.")] = 4,
+    slots: Annotated[int, typer.Option("--slots", min=1, metavar="N", help="Subtasks that a host runs.")] = 4,
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="lmdb, rocksdb or hashmap.")] = "lmdb",
+    as_json: JsonOption = False,
+) -> None:
+    """Estimate memory and local disk for a job's state."""
+    from cairn.cli.memory import show_plan
+
+    raise typer.Exit(show_plan(path, keys, entry_bytes, touched, parallelism, slots, backend, Output(as_json=as_json)))
 
 
 add_to(app)

@@ -81,6 +81,11 @@ def remedy(error: CairnError) -> str | None:
     return next((advice for kind, _, advice in _ERRORS if isinstance(error, kind)), None)
 
 
+def printable(text: str) -> str:
+    """Text from elsewhere without what a terminal would act upon."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+
+
 def wants_colour(stream: TextIO) -> bool:
     """Colour on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb says otherwise."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -101,6 +106,15 @@ class Output:
         """The whole result, for programs. Nothing is printed when the result is text."""
         if self.as_json:
             print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+    def table(self, table: Any) -> None:
+        """A table of rich: as wide as the terminal, or wide enough for its text in a pipe."""
+        from rich.console import Console
+
+        console = Console(no_color=not wants_colour(sys.stdout), highlight=False)
+        if not console.is_terminal:
+            console = Console(width=240, no_color=True, highlight=False)
+        console.print(table)
 
     def message(self, text: str) -> None:
         """Something about the work that is not its result."""

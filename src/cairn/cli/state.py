@@ -34,6 +34,7 @@ from cairn.runtime.snapshots import (
     first_rows,
     open_snapshot,
     ranges,
+    refuse_key,
 )
 from cairn.storage.savepoints import dispose
 
@@ -107,12 +108,16 @@ def ls(path: str, out: Output) -> int:
         "operators": [_describe(operator) for operator in snapshot.operators.values()],
     })  # fmt: skip
     rows = [
-        (op.uid, state.name, state.spec.signature, op.key_type, _count(state.rows), _size(state.size))
+        (op.uid, state.name, state.spec.signature, _key(op, state), _count(state.rows), _size(state.size))
         for op in snapshot.operators.values()
         for state in op.states.values()
     ]
     _table(out, _head(snapshot), ("uid", "state", "kind", "key", "rows", "size"), rows, ("rows", "size"))
     return ExitCode.OK
+
+
+def _key(operator: SnapshotOperator, state: SnapshotState) -> str:
+    return "-" if state.spec.of_subtask else operator.key_type
 
 
 def _describe(operator: SnapshotOperator) -> dict[str, Any]:
@@ -164,6 +169,7 @@ def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequ
     snapshot = open_snapshot(path)
     operator = snapshot.operator(uid)
     found = operator.state(state)
+    refuse_key(operator, found)
     values = parse_key(operator, key)
     rows = find_rows(snapshot, operator, found, tuple(values) if len(values) > 1 else values[0])
     value = as_python(found, rows, f"{uid}.{found.name}" in allow_pickled)

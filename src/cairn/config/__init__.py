@@ -25,6 +25,7 @@ from cairn.config.settings import (
     CheckpointSettings,
     RestartSettings,
     Settings,
+    WebSettings,
     default_local_directory,
 )
 from cairn.errors import InvalidInputError
@@ -44,6 +45,7 @@ __all__ = [
     "CheckpointSettings",
     "RestartSettings",
     "Settings",
+    "WebSettings",
     "check",
     "default_local_directory",
     "parse",

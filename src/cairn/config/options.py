@@ -150,6 +150,33 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "allow_pickled", readers.names,
         "pickled states (uid.state, with commas) of another job's savepoint that may be opened; default: none",
     ),
+    "rest.port": (
+        "web.port", readers.integer(0, 65535),
+        "port of the web page; the next free one if it is taken; default 8081, 0: any",
+    ),
+    "rest.bind-address": (
+        "web.address", readers.text, "address of the web page; any but a loopback one needs a token; default 127.0.0.1",
+    ),
+    "web.checkpoints.history": (
+        "web.history", readers.integer(1, 100_000),
+        "ended checkpoints whose statistics are kept; default 1000, 10 in Flink",
+    ),
+    "cairn.web.enabled": ("web.enabled", readers.boolean, "serve the web page in the driver; default true"),
+    "cairn.web.token": (
+        "web.token", readers.text, "what every change must carry; default: a new one at every start, told in the log",
+    ),
+    "cairn.web.hosts": (
+        "web.hosts", readers.names, "further names (with commas) under which the web page may be asked; default: none",
+    ),
+    "cairn.web.read-only": ("web.read_only", readers.boolean, "the web page changes nothing; default false"),
+    "cairn.web.hidden-states": (
+        "web.hidden_states", readers.names,
+        "states (uid.state, * for any, with commas) whose values the web page does not show; default: none",
+    ),
+    "cairn.web.savepoint-roots": (
+        "web.savepoint_roots", readers.names,
+        "directories (with commas) besides execution.checkpointing.savepoint-dir below which the web page may write",
+    ),
     "cairn.errors.show-values": ("show_values", readers.boolean, "show data in error messages; default false"),
 }  # fmt: skip
 ALIASES = {
@@ -220,7 +247,6 @@ REFUSED = {
     "state.changelog.*": _NO_CHANGELOG,
     "state.backend.changelog.*": _NO_CHANGELOG,
     "pipeline.auto-watermark-interval": "the watermark moves once an epoch; set the pace with env.set_trigger",
-    "web.checkpoints.history": "there is no web interface; leave it out",
     "taskmanager.network.memory.buffer-debloat.*": (
         "the network is Spark's; limit the rows of an epoch at the source, as with maxOffsetsPerTrigger"
     ),

@@ -65,6 +65,21 @@ class RestartSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WebSettings:
+    """The server in the driver (docs/web.md). An empty token is made up at every start."""
+
+    enabled: bool = True
+    address: str = "127.0.0.1"
+    port: int = 8081
+    token: str = ""
+    hosts: tuple[str, ...] = ()
+    read_only: bool = False
+    hidden_states: tuple[str, ...] = ()
+    savepoint_roots: tuple[str, ...] = ()
+    history: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a job runs with. Built by `parse`; the environment's `set_*` calls give changed copies."""
 
@@ -86,5 +101,6 @@ class Settings:
     show_values: bool = False
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     restart: RestartSettings = field(default_factory=RestartSettings)
+    web: WebSettings = field(default_factory=WebSettings)
     parameters: Mapping[str, str] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)

@@ -33,7 +33,7 @@ _KEPT_SECONDS = 86_400.0
 _LATE = 2.0
 """Of `PATIENCE`: a stop that is found so old was left by somebody who has gone."""
 
-Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo]]
+Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo | None]]
 """Begins what a request asks for, and returns what waits for its end; `ValueError` for a request that is none."""
 
 
@@ -130,7 +130,8 @@ class Control:
 
         def wait() -> None:
             try:
-                answer = {"checkpoint": msgspec.to_builtins(wait_for_end())}
+                info = wait_for_end()
+                answer = {"done": True} if info is None else {"checkpoint": msgspec.to_builtins(info)}
             except Exception as error:  # noqa: BLE001 - whatever it was, whoever asked must hear of it
                 answer = {"error": _told(error)}
             self._answer(path, asked, answer)

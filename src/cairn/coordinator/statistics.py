@@ -77,7 +77,7 @@ def operator_stats(
     metrics = {subtask: told for uid, subtask, told in tasks if uid == operator.uid}
     subtasks = []
     for index in range(operator.parallelism):
-        mine = _handles_of(operator, index, groups)
+        mine = handles_of(operator, index, groups)
         fresh = mine if full else [handle for handle in mine if handle.epoch > before and not handle.snapshot]
         told = metrics.get(index, TaskMetrics())
         subtasks.append(
@@ -95,7 +95,7 @@ def check_sizes(manifest: Manifest, limit: int) -> None:
     """Refuse what the driver is not meant to hold."""
     for operator in manifest.operators:
         for index in range(operator.parallelism):
-            held = sum(handle.size for handle in _handles_of(operator, index, manifest.max_parallelism))
+            held = sum(handle.size for handle in handles_of(operator, index, manifest.max_parallelism))
             if held > limit:
                 raise CheckpointFailedError(
                     f"the state of operator '{operator.uid}', subtask {index}, takes {held} bytes, and "
@@ -106,7 +106,7 @@ def check_sizes(manifest: Manifest, limit: int) -> None:
                 )
 
 
-def _handles_of(operator: OperatorState, index: int, groups: int) -> list[StateHandle]:
+def handles_of(operator: OperatorState, index: int, groups: int) -> list[StateHandle]:
     """The files that begin in a subtask's key groups, so that each is counted once."""
     owned = key_group_range(index, operator.parallelism, groups)
     return [handle for handle in operator.chain if owned.start <= handle.first_group <= owned.end]

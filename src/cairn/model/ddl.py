@@ -161,6 +161,11 @@ def parse_columns(ddl: str) -> tuple[tuple[str, DataType], ...]:
     return tuple(fields)
 
 
+def parse_keys(ddl: str) -> tuple[tuple[str, DataType], ...]:
+    """The key columns of an operator; none for an operator without a key, whose `key_type` is empty."""
+    return parse_columns(ddl) if ddl else ()
+
+
 def as_type(declared: DataType | str | None) -> DataType:
     """A declared type in any of its spellings. None is the explicit choice of PyFlink's default: pickled."""
     if declared is None:

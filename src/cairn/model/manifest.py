@@ -18,8 +18,13 @@ DEFER_EPOCHS = 8
 shortened only where no store lags any more, so that none has to be rebuilt for it."""
 
 
-OPERATOR_KINDS = ("operator-list", "operator-union", "broadcast")
+BROADCAST = "broadcast"
+OPERATOR_KINDS = ("operator-list", "operator-union", BROADCAST)
 """States that belong to a subtask rather than to keys."""
+_SECTIONS = {
+    "map": "map", "list": "list", "timer": "timer",
+    "operator-list": "list", "operator-union": "list", BROADCAST: "map",
+}  # fmt: skip
 
 
 class StateSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,7 +40,17 @@ class StateSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def has_entries(self) -> bool:
         """Stored as entries (maps, lists, timers) rather than as one value per key."""
-        return self.kind in ("map", "list", "timer", *OPERATOR_KINDS)
+        return self.kind in _SECTIONS
+
+    @property
+    def section_kind(self) -> str:
+        """The kind of the sections of state files that hold it (docs/format.md)."""
+        return _SECTIONS.get(self.kind, "value")
+
+    @property
+    def of_subtask(self) -> bool:
+        """It belongs to subtasks, not to keys: its rows have a key group and no key."""
+        return self.kind in OPERATOR_KINDS
 
     @property
     def signature(self) -> str:

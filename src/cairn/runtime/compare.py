@@ -61,7 +61,8 @@ def steps(first: Snapshot, second: Snapshot) -> int:
 
 def _rows(found: Found | None, groups: object, state: SnapshotState) -> pa.Table:
     tables = list(found[1].origin.rows(groups)) if found is not None else []
-    columns = [name for name in state.schema.names if name not in (state.columns.key_group, state.columns.last_access)]
+    left_out = {state.columns.key_group, state.columns.last_access} - set(state.identity)
+    columns = [name for name in state.schema.names if name not in left_out]
     whole = pa.concat_tables(tables) if tables else state.schema.empty_table()
     return whole.select(columns).combine_chunks()
 
@@ -91,11 +92,13 @@ def _difference(operator: SnapshotOperator, state: SnapshotState, old: pa.Table,
 
 def _identity(operator: SnapshotOperator, state: SnapshotState, rows: pa.Table) -> pa.Array:
     """What tells a row from the others, as bytes."""
-    columns = [*operator.keys]
+    columns = [] if state.spec.of_subtask else [*operator.keys]
     arrays = [_whole(rows, name) for name, _ in columns]
     for name in state.identity[len(columns) :]:
         dtype = parse_type(state.spec.key_type if name == state.columns.map_key else "bigint")
         array = _whole(rows, name)
+        if name == state.columns.key_group:
+            array = array.cast(pa.int64())
         if dtype.fields:
             array, dtype = stored_column(dtype, array), parse_type("binary")
         columns.append((name, dtype))

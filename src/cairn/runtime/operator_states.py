@@ -17,7 +17,7 @@ from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from cairn.model.keygroups import KeyGroupRange, key_group_range
-from cairn.model.manifest import OPERATOR_KINDS, OperatorState, StateSpec
+from cairn.model.manifest import BROADCAST, OPERATOR_KINDS, OperatorState, StateSpec
 from cairn.runtime.registry import StateRegistry
 from cairn.state import codec
 from cairn.state.files import StateFiles
@@ -29,7 +29,6 @@ from cairn.storage.statefile import Section
 
 LIST = "operator-list"
 UNION = "operator-union"
-BROADCAST = "broadcast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +108,7 @@ class OperatorStates:
         return self._handle(_descriptor_of(spec), spec.kind)
 
     def _handle(self, descriptor: Any, kind: str) -> Any:
-        uid = self._registry.uid
-        wanted: type[StateDescriptor] = MapStateDescriptor if kind == BROADCAST else ListStateDescriptor
-        if not isinstance(descriptor, wanted):
-            raise InvalidInputError(f"operator '{uid}': expected a {wanted.__name__}, got {type(descriptor).__name__}")
-        if descriptor.ttl is not None:
-            raise InvalidInputError(
-                f"operator '{uid}', state '{descriptor.name}': operator and broadcast state have no time to live; "
-                "remove what is old in snapshot_state or process_broadcast_element"
-            )
-        spec = spec_of_operator_state(descriptor, kind)
+        spec = spec_of_operator_state(self._registry.uid, descriptor, kind)
         self._registry.check(spec)
         found = self._handles.get(descriptor.name)
         if found is None:
@@ -214,7 +204,16 @@ class OperatorStates:
         return parts
 
 
-def spec_of_operator_state(descriptor: StateDescriptor, kind: str) -> StateSpec:
+def spec_of_operator_state(uid: str, descriptor: Any, kind: str) -> StateSpec:
+    """What a descriptor declares as a state of this kind; an error if it is of another class or has a TTL."""
+    wanted: type[StateDescriptor] = MapStateDescriptor if kind == BROADCAST else ListStateDescriptor
+    if not isinstance(descriptor, wanted):
+        raise InvalidInputError(f"operator '{uid}': expected a {wanted.__name__}, got {type(descriptor).__name__}")
+    if descriptor.ttl is not None:
+        raise InvalidInputError(
+            f"operator '{uid}', state '{descriptor.name}': operator and broadcast state have no time to live; "
+            "remove what is old in snapshot_state or process_broadcast_element"
+        )
     return StateSpec(
         name=descriptor.name,
         kind=kind,

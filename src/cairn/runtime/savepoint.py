@@ -3,6 +3,9 @@
 `write_tables` merges the operator's chain and writes Parquet parts; memory follows the largest key group. `load_tables`
 reads the rows of a savepoint and writes snapshots for a job; memory follows the largest key group, too. `table_rows`
 gives the rows of a chain without writing anything, for readers of checkpoints.
+
+Of a broadcast map every subtask stores a copy. A table has the copy of the first subtask, under key group 0, and
+loading it makes the copies of the others again.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, InternalError
-from cairn.model.ddl import parse_columns
-from cairn.model.keygroups import KeyGroupRange
-from cairn.model.manifest import OperatorState, StateHandle, StateSpec
+from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, InternalError, InvalidInputError
+from cairn.model.ddl import parse_keys
+from cairn.model.keygroups import KeyGroupRange, key_group_range
+from cairn.model.manifest import BROADCAST, OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint import SavepointOperator, StateTable, TableFile
 from cairn.state.codec import KeyCodec
 from cairn.state.files import StateFiles
@@ -92,7 +96,7 @@ def write_tables(work: TableWork, uid: str = "") -> list[bytes]:
     """
     operator = msgspec.msgpack.decode(work.operator, type=OperatorState)
     target = open_filesystem(work.target)
-    keys = parse_columns(operator.key_type)
+    keys = parse_keys(operator.key_type)
     writers: dict[str, TableWriter] = {}
     for spec, table in table_rows(work):
         writer = writers.get(spec.name)
@@ -109,7 +113,7 @@ def write_tables(work: TableWork, uid: str = "") -> list[bytes]:
 def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
     """The rows of all states of a range, in portions of whole key groups, which come in order for each state."""
     operator = msgspec.msgpack.decode(work.operator, type=OperatorState)
-    keys = parse_columns(operator.key_type)
+    keys = parse_keys(operator.key_type)
     specs = {spec.name: spec for spec in operator.states}
     groups = KeyGroupRange(work.first_group, work.last_group)
     handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
@@ -124,6 +128,10 @@ def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
         for state, parts in portions.items():
             if state not in specs:
                 raise CorruptFileError(f"operator '{operator.uid}' has rows of the undeclared state '{state}'")
+            if specs[state].kind == BROADCAST:
+                parts = [part for part in parts if part.group == 0]
+                if not parts:
+                    continue
             if len({part.group for part in parts}) != len(parts):
                 raise InternalError(f"operator '{operator.uid}', state '{state}' is stored in two ways at once")
             data = pa.concat_tables([part.data for part in parts])
@@ -159,7 +167,7 @@ def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
 
 def assembled(operator: OperatorState, written: Sequence[bytes]) -> SavepointOperator:
     """What a savepoint says of an operator, from all that its tasks returned. States without rows have no files."""
-    keys = parse_columns(operator.key_type)
+    keys = parse_keys(operator.key_type)
     parts = [msgspec.msgpack.decode(raw, type=WrittenPart) for raw in written]
     tables = []
     for spec in operator.states:
@@ -179,13 +187,17 @@ def file_order(file: TableFile) -> tuple[int, int]:
 def checked_schema(operator: SavepointOperator, table: StateTable) -> pa.Schema:
     """The columns that a table of a savepoint must have; an error if the savepoint names others or unknown types."""
     try:
-        keys = parse_columns(operator.key_type)
+        keys = parse_keys(operator.key_type)
         KeyCodec(keys)
+        if not keys and not table.spec.of_subtask:
+            raise InvalidInputError(f"a {table.spec.signature} belongs to keys, and the operator has none")
+        if table.spec.ttl_ms and table.spec.of_subtask:
+            raise InvalidInputError(f"a {table.spec.signature} cannot be: state of subtasks has no time to live")
         columns, schema = table_schema(keys, table.spec)
     except (CairnError, RecursionError) as error:
         raise IncompatibleStateError(
             f"operator '{operator.uid}', state '{table.spec.name}': the savepoint names a type that this cairn does "
-            f"not know: {error}"
+            f"not know there: {error}"
         ) from error
     if columns != table.columns:
         raise CorruptFileError(
@@ -217,15 +229,20 @@ class _OpenTable:
         self._work = work
         self._operator = operator
         self._table = table
-        self._keys = parse_columns(operator.key_type)
+        self._keys = parse_keys(operator.key_type)
         self._spec = work.states[table.spec.name]
         self._convert = work.converters.get(table.spec.name)
+        self._copied = table.spec.kind == BROADCAST
+        self._owners = _first_groups(operator, work.max_parallelism) if table.spec.of_subtask else []
         schema = checked_schema(operator, table)
-        self._parts = list(open_parts(work.savepoint, table.files, schema, table.columns.key_group, groups))
+        within = KeyGroupRange(0, 0) if self._copied else groups
+        self._parts = list(open_parts(work.savepoint, table.files, schema, table.columns.key_group, within))
         self._kept: tuple[TablePart, int, pa.Table] | None = None
 
     def size_of(self, group: int) -> float:
         """About how many bytes the rows of a key group have: row groups are spread evenly over their key groups."""
+        if self._copied:
+            return float(sum(sum(part.sizes) for part in self._parts)) if group in self._owners else 0.0
         return sum(
             size / (last - first + 1)
             for part in self._parts
@@ -234,14 +251,18 @@ class _OpenTable:
         )
 
     def section(self, groups: KeyGroupRange) -> Section | None:
+        owners = [group for group in self._owners if groups.contains(group)]
+        within = KeyGroupRange(0, 0) if self._copied else groups
         found = []
-        for part in self._parts:
-            found += [self._rows(part, at, groups) for at in part.row_groups(groups)]
+        for part in self._parts if owners or not self._copied else ():
+            found += [self._rows(part, at, within) for at in part.row_groups(within)]
         rows = [table for table in found if table.num_rows]
         if not rows:
             return None
         table = pa.concat_tables(rows)
         spec, columns = self._spec, self._table.columns
+        if self._copied:
+            table = pa.concat_tables([_of_owner(table, columns.key_group, owner) for owner in owners])
         if self._convert is not None:
             at = table.column_names.index(columns.value)
             values = pa.concat_arrays(table.column(at).chunks)
@@ -264,6 +285,15 @@ class _OpenTable:
     def _check(self, section: Section, groups: KeyGroupRange) -> None:
         """Key groups are computed from the keys; rows that lay under another one are a sign of a wrong edit."""
         found = groups_of(section.data)
+        if self._table.spec.of_subtask:
+            lost = int(np.isin(found, self._owners, invert=True).sum())
+            if lost:
+                raise CorruptFileError(
+                    f"{self._work.savepoint}: operator '{self._operator.uid}', state '{self._table.spec.name}': {lost} "
+                    f"entries lie under key groups that are not the first of any of {self._operator.parallelism} "
+                    "subtasks, and belong to nobody",
+                    rows=lost,
+                )
         outside = int(((found < groups.start) | (found > groups.end)).sum())
         if outside:
             raise CorruptFileError(
@@ -272,6 +302,20 @@ class _OpenTable:
                 "anew with Savepoint.with_keyed_state",
                 rows=outside,
             )
+
+
+def _first_groups(operator: SavepointOperator, max_parallelism: int) -> list[int]:
+    """The key groups that stand for the subtasks that the operator had."""
+    return [
+        key_group_range(index, operator.parallelism, max_parallelism).start for index in range(operator.parallelism)
+    ]
+
+
+def _of_owner(table: pa.Table, group_column: str, owner: int) -> pa.Table:
+    """The rows under another key group."""
+    at = table.column_names.index(group_column)
+    groups = pa.array(np.full(table.num_rows, owner, np.int32))
+    return table.set_column(at, table.schema.field(at), groups)
 
 
 def _pieces(groups: KeyGroupRange, tables: Sequence[_OpenTable]) -> Iterator[KeyGroupRange]:

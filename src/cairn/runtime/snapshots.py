@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from cairn.errors import InvalidInputError, NotFoundError, StateTypeError
 from cairn.model.checkpoint import Checkpoint
-from cairn.model.ddl import parse_columns, parse_type
+from cairn.model.ddl import parse_keys, parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group, key_group_range
-from cairn.model.manifest import OperatorState, StateSpec
+from cairn.model.manifest import BROADCAST, OperatorState, StateSpec
 from cairn.model.savepoint import Columns, SavepointMetadata, SavepointOperator, StateTable
 from cairn.model.types import DataType
 from cairn.runtime.savepoint import TableWork, checked_schema, table_rows
@@ -104,8 +104,9 @@ class SnapshotState:
 
     @property
     def identity(self) -> list[str]:
-        """The columns that tell one row from another."""
-        more = (self.columns.map_key, self.columns.position, self.columns.timestamp)
+        """The columns that tell one row from another. A list of a subtask is told by its key group."""
+        owner = self.columns.key_group if self.spec.of_subtask and self.columns.position else ""
+        more = (owner, self.columns.map_key, self.columns.position, self.columns.timestamp)
         return [*self.columns.keys, *filter(None, more)]
 
 
@@ -120,7 +121,7 @@ class SnapshotOperator:
 
     @property
     def keys(self) -> Sequence[tuple[str, DataType]]:
-        return parse_columns(self.key_type)
+        return parse_keys(self.key_type)
 
     def state(self, name: str | None) -> SnapshotState:
         """The state of a name; without a name, the only one."""
@@ -233,7 +234,7 @@ def _of_checkpoint(files: LocalFileSystem, checkpoint: Checkpoint) -> Snapshot:
     manifest = checkpoint.manifest
     operators = {}
     for operator in manifest.operators:
-        keys = parse_columns(operator.key_type)
+        keys = parse_keys(operator.key_type)
         states = {}
         for spec in operator.states:
             columns, schema = table_schema(keys, spec)
@@ -315,8 +316,27 @@ def checked_key(operator: SnapshotOperator, key: Any) -> list[Any]:
     return values
 
 
+def refuse_key(operator: SnapshotOperator, state: SnapshotState) -> None:
+    """An error for a state that has no keys, which nobody can look up."""
+    if state.spec.of_subtask:
+        raise InvalidInputError(
+            f"operator '{operator.uid}', state '{state.name}' is a {state.spec.signature}: it belongs to subtasks, not "
+            f"to keys. Read all of it with Savepoint.{reader_of(state)}, or `cairn state show PATH {operator.uid} "
+            f"{state.name}`.",
+            state=state.name,
+        )
+
+
+def reader_of(state: SnapshotState) -> str:
+    """The method of `Savepoint` that reads a state."""
+    if not state.spec.of_subtask:
+        return "read_keyed_state"
+    return "read_broadcast_state" if state.spec.kind == BROADCAST else "read_operator_state"
+
+
 def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotState, key: Any) -> pa.Table:
     """The rows of one key. Of a savepoint, one row group of one file is read, as a rule."""
+    refuse_key(operator, state)
     values = checked_key(operator, key)
     fitted = [
         dtype.from_storage(dtype.to_storage(value)) for (_, dtype), value in zip(operator.keys, values, strict=True)

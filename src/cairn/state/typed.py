@@ -7,6 +7,8 @@ offline API are built on these two directions:
 * `to_table` keeps the order of the section. It needs nothing but the declaration that manifests keep.
 * `to_section` takes rows in any order, computes their key groups anew, sorts, and refuses what cannot be state: null
   keys, null values, two rows for one place. Segments of a restored list come before all that later epochs will add.
+
+States that belong to subtasks have no key columns: the key group of a row says whose it is, and is kept as it stands.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 
 from cairn.errors import CorruptFileError, InternalError, InvalidInputError
 from cairn.model.ddl import parse_type
-from cairn.model.manifest import OPERATOR_KINDS, StateSpec
+from cairn.model.manifest import StateSpec
 from cairn.model.savepoint import Columns
 from cairn.model.types import DataType, Storage
 from cairn.state.codec import KeyCodec, group_order, with_groups
@@ -49,12 +51,7 @@ _UNREADABLE = (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, I
 
 def table_schema(key_columns: KeyColumns, spec: StateSpec) -> tuple[Columns, pa.Schema]:
     """The columns of a state's table by role, and their types. A reserved name that a key column has gets a `_`."""
-    if spec.kind in OPERATOR_KINDS:
-        raise InvalidInputError(
-            f"state '{spec.name}' is a {spec.signature}: it belongs to subtasks, not to keys, and has no table. A job "
-            "with such state can take checkpoints and be started from them, but no savepoints yet.",
-            state=spec.name,
-        )
+    key_columns = _keys_of(key_columns, spec)
     taken = {name.lower() for name, _ in key_columns}
 
     def free(name: str) -> str:
@@ -71,9 +68,9 @@ def table_schema(key_columns: KeyColumns, spec: StateSpec) -> tuple[Columns, pa.
         fields.append(pa.field(roles[role], dtype))
 
     add("key_group", pa.int32())
-    if spec.kind == "map":
+    if spec.section_kind == "map":
         add("map_key", arrow_type(parse_type(spec.key_type)))
-    if spec.kind == "list":
+    if spec.section_kind == "list":
         add("position", pa.int64())
     if spec.kind == "timer":
         add("timestamp", pa.int64())
@@ -82,6 +79,11 @@ def table_schema(key_columns: KeyColumns, spec: StateSpec) -> tuple[Columns, pa.
     if spec.ttl_ms:
         add("last_access", _TIME)
     return Columns(keys=[name for name, _ in key_columns], **roles), pa.schema(fields)
+
+
+def _keys_of(key_columns: KeyColumns, spec: StateSpec) -> KeyColumns:
+    """The key columns of a state's table. What belongs to subtasks has none, also in an operator that has a key."""
+    return () if spec.of_subtask else key_columns
 
 
 # From sections to tables.
@@ -99,11 +101,11 @@ def to_table(section: Section, key_columns: KeyColumns, spec: StateSpec) -> pa.T
         raise CorruptFileError(f"state '{spec.name}' is declared as a {spec.signature} and stored as another kind")
     times = _whole(data, "time") if section.ttl and spec.ttl_ms else None
     try:
-        groups, columns = split_keys(key_columns, keys)
+        groups, columns = split_keys(_keys_of(key_columns, spec), keys)
         columns.append(pa.array(groups))
-        if spec.kind == "list":
+        if spec.section_kind == "list":
             columns = _with_elements(columns, keys, values, spec)
-        elif spec.kind == "map" and entries is not None:
+        elif spec.section_kind == "map" and entries is not None:
             offsets, raw = parts(entries)
             columns.append(ordered_column(parse_type(spec.key_type), raw, offsets[:-1], offsets[1:]))
             columns.append(typed_column(parse_type(spec.value_type), values))
@@ -154,7 +156,7 @@ def _begins(keys: pa.Array) -> Numbers:
 def _last_access(times: pa.Array | None, values: pa.Array, rows: int, spec: StateSpec) -> pa.Array:
     if times is None:
         return pa.nulls(rows, _TIME)
-    if spec.kind == "list":
+    if spec.section_kind == "list":
         times = times.take(pa.array(np.repeat(np.arange(len(values)), _lengths(unpack_column(values)))))
     return pc.multiply(times, 1000).cast(_TIME)
 
@@ -172,22 +174,21 @@ def to_section(
 ) -> Section:
     """The rows of a table, in any order, as a snapshot's section for a state that is declared as `spec`.
 
-    `columns` names the columns of the table by role; the column with the key group is not read. Rows without a time
-    get `now_ms` when the state has TTL. Raises `InvalidInputError` with the number of rows that cannot be state.
+    `columns` names the columns of the table by role; the column with the key group is read of states that belong to
+    subtasks only. Rows without a time get `now_ms` when the state has TTL. Raises `InvalidInputError` with the number
+    of rows that cannot be state.
     """
-    arrays = [
-        _cast(table, name, arrow_type(dtype), spec) for name, (_, dtype) in zip(columns.keys, key_columns, strict=True)
-    ]
-    for name, array in zip(columns.keys, arrays, strict=True):
-        _refuse_nulls(array, f"null in key column '{name}', and a null is no key", spec)
-    keys = with_groups(key_groups(key_columns, arrays, max_parallelism), KeyCodec(key_columns).encode(arrays))
+    if spec.of_subtask:
+        keys = _owners(table, columns, spec, max_parallelism)
+    else:
+        keys = _keys(table, columns, key_columns, spec, max_parallelism)
     times = _times(table, columns, spec, now_ms)
     made: dict[str, pa.Array] = {"key": keys}
-    if spec.kind == "map":
+    if spec.section_kind == "map":
         key_type = parse_type(spec.key_type)
         map_keys = _present(table, columns.map_key, key_type, spec)
         made["entry"] = _entries(key_type, map_keys)
-    elif spec.kind == "list":
+    elif spec.section_kind == "list":
         positions = _cast(table, columns.position, pa.int64(), spec)
         _refuse_nulls(positions, f"null in column '{columns.position}'", spec)
         made["entry"] = group_order(np.asarray(positions))
@@ -200,7 +201,7 @@ def to_section(
     if spec.kind == "timer":
         return _section(spec, Storage.BYTES, _taken(made, order) | {"value": _blank(len(keys))})
     values = _present(table, columns.value, dtype, spec)
-    if spec.kind == "list":
+    if spec.section_kind == "list":
         return _section(spec, Storage.BYTES, _segments(_taken(made, order), values, times, order, dtype))
     made["value"] = stored_column(dtype, values)
     if times is not None:
@@ -208,9 +209,36 @@ def to_section(
     return _section(spec, dtype.storage, _taken(made, order))
 
 
+def _keys(
+    table: pa.Table, columns: Columns, key_columns: KeyColumns, spec: StateSpec, max_parallelism: int
+) -> pa.Array:
+    """The stored keys of rows that belong to keys."""
+    arrays = [
+        _cast(table, name, arrow_type(dtype), spec) for name, (_, dtype) in zip(columns.keys, key_columns, strict=True)
+    ]
+    for name, array in zip(columns.keys, arrays, strict=True):
+        _refuse_nulls(array, f"null in key column '{name}', and a null is no key", spec)
+    return with_groups(key_groups(key_columns, arrays, max_parallelism), KeyCodec(key_columns).encode(arrays))
+
+
+def _owners(table: pa.Table, columns: Columns, spec: StateSpec, max_parallelism: int) -> pa.Array:
+    """The stored keys of rows that belong to subtasks: the key group that stands for the subtask, and nothing else."""
+    groups = _cast(table, columns.key_group, pa.int32(), spec)
+    _refuse_nulls(groups, f"null in column '{columns.key_group}', which says whose they are", spec)
+    numbers = np.asarray(groups)
+    outside = int(((numbers < 0) | (numbers >= max_parallelism)).sum())
+    if outside:
+        raise InvalidInputError(
+            f"state '{spec.name}': {outside} rows have a '{columns.key_group}' that is none of the {max_parallelism} "
+            "key groups, 0 and above",
+            state=spec.name,
+            rows=outside,
+        )
+    return with_groups(numbers, _blank(len(numbers)))
+
+
 def _section(spec: StateSpec, storage: Storage, columns: dict[str, pa.Array]) -> Section:
-    kind = spec.kind if spec.has_entries else "value"
-    return Section(spec.name, kind, storage, bool(spec.ttl_ms), ordered_table(columns))
+    return Section(spec.name, spec.section_kind, storage, bool(spec.ttl_ms), ordered_table(columns))
 
 
 def _taken(columns: dict[str, pa.Array], order: pa.Array | None) -> dict[str, pa.Array]:
@@ -228,7 +256,8 @@ def _order(columns: dict[str, pa.Array], spec: StateSpec) -> pa.Array | None:
     ordered = _taken(columns, order)
     repeated = _distance(ordered["key"], ordered.get("entry"))[1]
     if repeated:
-        what = {"map": "key and map key", "list": "key and position", "timer": "key and time"}.get(spec.kind, "key")
+        more = {"map": "map key", "list": "position", "timer": "time"}.get(spec.section_kind, "")
+        what = ("key group" if spec.of_subtask else "key") + (f" and {more}" if more else "")
         raise InvalidInputError(
             f"state '{spec.name}': {repeated} rows have the {what} of another row; keep one row for each, for "
             "instance with dropDuplicates or an aggregate",

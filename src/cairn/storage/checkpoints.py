@@ -25,7 +25,7 @@ _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
 _VERSION = b"1"
 _HEAD = len(_MAGIC) + 1 + 8 + 4
-HISTORY_KEPT = 100
+HISTORY_KEPT = 1000
 READER_SECONDS = 3600.0
 _LOOK_AHEAD = 16
 """How many numbers in a row may have been given to checkpoints that failed without one being overlooked."""
@@ -78,8 +78,13 @@ def held(path: str) -> Iterator[None]:
 class CheckpointStore:
     """The checkpoints of one job."""
 
-    def __init__(self, files: FileSystem) -> None:
+    def __init__(self, files: FileSystem, history_kept: int = HISTORY_KEPT) -> None:
         self.files = files
+        self._history_kept = history_kept
+        self._remembered: dict[str, CheckpointInfo] = {}
+        """Files of the history that were read already; they never change."""
+        self._last: tuple[tuple[list[str], set[int]], list[CheckpointInfo]] | None = None
+        """The newest answer of `history`, and what it was made from."""
 
     def complete(self, checkpoint: Checkpoint) -> None:
         """The one step that makes the checkpoint exist."""
@@ -188,7 +193,7 @@ class CheckpointStore:
         try:
             self.files.create(layout.history_path(info.id), msgspec.json.format(msgspec.json.encode(info)))
             kept = self.files.list(layout.HISTORY)
-            for old in kept[:-HISTORY_KEPT]:
+            for old in kept[: -self._history_kept]:
                 self.files.delete(old.path)
         except (CairnError, OSError) as error:
             _log.warning("the statistics of checkpoint %d could not be kept: %s", info.id, error)
@@ -196,12 +201,18 @@ class CheckpointStore:
     def history(self) -> list[CheckpointInfo]:
         """Ended checkpoints, newest first. Completed ones that are no longer retained are marked as discarded."""
         retained = set(self.numbers())
+        files = self.files.list(layout.HISTORY)
+        made_from = ([file.path for file in files], retained)
+        if self._last is not None and self._last[0] == made_from:
+            return list(self._last[1])
         found: dict[int, CheckpointInfo] = {}
-        for file in self.files.list(layout.HISTORY):
+        known, self._remembered = self._remembered, {}
+        for file in files:
             try:
-                info = msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
+                info = known.get(file.path) or msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
             except (NotFoundError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or cut off by a crash: statistics only
+            self._remembered[file.path] = info
             own = info.type is not CheckpointType.SAVEPOINT  # a savepoint is its owner's, wherever it lies
             gone = own and info.path != "" and info.id not in retained
             found[info.id] = msgspec.structs.replace(info, discarded=gone) if gone else info
@@ -210,4 +221,6 @@ class CheckpointStore:
                 found[number] = self.load(number).info
             except CairnError:
                 continue
-        return [found[number] for number in sorted(found, reverse=True)]
+        newest_first = [found[number] for number in sorted(found, reverse=True)]
+        self._last = (made_from, newest_first)
+        return list(newest_first)

@@ -13,6 +13,8 @@
     control/<name>                requests to the running job, and answers
     claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
     stopping/<request>            the job is being stopped with a savepoint
+    events/<n>, stats/<n>         what happened to the job, and statistics of its epochs
+    web/<run>                     where the server of a run listens
     tables/<name>/                data of `TableSink`
     staging/<uid>/<attempt>/      rows that a sink keeps until their epoch is published
     spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
@@ -47,6 +49,9 @@ CLAIMED = "_claimed"
 SOURCES = "sources"
 CLAIMS = "claims"
 STOPPING = "stopping"
+EVENTS = "events"
+STATS = "stats"
+WEB = "web"
 
 _DIGITS = 20
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
@@ -78,6 +83,15 @@ def checked(name: str, what: str) -> str:
 
 def run_path(run: int) -> str:
     return f"{RUNS}/{run:0{_DIGITS}d}"
+
+
+def numbered(folder: str, number: int) -> str:
+    """A file of a folder whose files are numbered."""
+    return f"{folder}/{number:0{_DIGITS}d}"
+
+
+def web_path(run: int) -> str:
+    return numbered(WEB, run)
 
 
 def epoch_path(epoch: int) -> str:

@@ -32,6 +32,7 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
+from cairn.model.manifest import BROADCAST, OPERATOR_KINDS
 from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem, local_root, open_filesystem, sync
@@ -41,7 +42,7 @@ _MAGIC = b"CAIRNSV"
 _VERSION = b"1"
 _HEAD = len(_MAGIC) + 1 + 8 + 4
 MAX_METADATA = 64 << 20
-_KINDS = ("value", "reducing", "aggregating", "list", "map", "timer")
+_KINDS = ("value", "reducing", "aggregating", "raw", "list", "map", "timer", *OPERATOR_KINDS)
 _LEFTOVER_SECONDS = 24 * 3600
 
 Progress = Callable[[int], None]
@@ -98,6 +99,8 @@ def _check(metadata: SavepointMetadata, name: str) -> None:
     if len(set(uids)) != len(uids):
         raise wrong("an operator appears twice")
     for operator in metadata.operators:
+        if not 1 <= operator.parallelism <= metadata.max_parallelism:
+            raise wrong(f"a parallelism of {operator.parallelism} of operator {operator.uid!r} is impossible")
         states = [table.spec.name for table in operator.tables]
         if len(set(states)) != len(states):
             raise wrong(f"a state of operator {operator.uid!r} appears twice")
@@ -123,6 +126,8 @@ def _check_files(
             raise wrong(f"{file.path!r} is no path of a file of {operator.uid}.{table.spec.name}")
         if file.size < 0 or file.rows < 0 or not 0 <= file.first_group <= file.last_group < max_parallelism:
             raise wrong(f"the numbers of {file.path} are impossible")
+        if table.spec.kind == BROADCAST and file.last_group:
+            raise wrong(f"{file.path} holds broadcast state under other key groups than 0")
         if file.first_group < reached:
             raise wrong(f"the key groups of {file.path} overlap those of another file")
         reached = file.last_group

@@ -1,0 +1,129 @@
+"""What a job tells those who look at it: its events, the statistics of its epochs, and its page."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cairn.api.recovery import Recovered
+from cairn.config import Settings
+from cairn.coordinator.epochs import EpochReport
+from cairn.errors import CairnError
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage.filesystem import FileSystem
+from cairn.view.journal import Address, EpochRecorder, Journal
+from cairn.view.reading import JobReader
+from cairn.web.host import serve
+
+
+def settings_facts(settings: Settings) -> dict[str, Any]:
+    """The settings that pages and REST show. Nothing here is secret."""
+    checkpoints = settings.checkpoints
+    return {
+        "interval": checkpoints.interval_ms,
+        "mode": checkpoints.mode,
+        "timeout": checkpoints.timeout_ms,
+        "min_pause": checkpoints.min_pause_ms,
+        "max_concurrent": checkpoints.max_concurrent,
+        "tolerable_failures": checkpoints.tolerable_failures,
+        "retention": checkpoints.retention,
+        "num_retained": checkpoints.num_retained,
+        "unaligned": checkpoints.unaligned,
+        "aligned_timeout": checkpoints.aligned_timeout_ms,
+        "incremental": checkpoints.incremental,
+        "storage": checkpoints.storage,
+        "savepoint_dir": checkpoints.savepoint_dir,
+        "backend": settings.backend,
+        "restart": settings.restart.type,
+    }
+
+
+class Publisher:
+    """One for a job, over all its runs. Nothing in it can fail the job."""
+
+    def __init__(self, files: FileSystem, job_id: str, settings: Settings) -> None:
+        self._files = files
+        self._job_id = job_id
+        self._settings = settings
+        self._journal = Journal(files)
+        self.recorder = EpochRecorder(self._journal)
+        self._url: str | None = None
+        self._served = threading.Event()
+        self._run = 0
+        self._status: Callable[[], str] = lambda: "CREATED"
+        self._in_progress: Callable[[], list[CheckpointInfo]] = list
+
+    # What the read model asks of a live job.
+
+    def status_word(self) -> str:
+        return self._status()
+
+    def in_progress(self) -> list[CheckpointInfo]:
+        return self._in_progress()
+
+    # Told by the job.
+
+    def serve(self, status: Callable[[], str], in_progress: Callable[[], list[CheckpointInfo]]) -> None:
+        """Begin to show the job, on a thread of its own: importing a server takes a while."""
+        self._status, self._in_progress = status, in_progress
+        if not self._settings.web.enabled:
+            self._served.set()
+            return
+        threading.Thread(target=self._serve, name="cairn-web-start", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            self._url = serve(self._settings.web, self._job_id, JobReader(self._files.root, self))
+            if self._url is not None:
+                self._journal.add_address(Address(self._run, self._url, socket.gethostname(), os.getpid()))
+        finally:
+            self._served.set()
+
+    def url(self, timeout: float = 30.0) -> str | None:
+        """The job's page, or None if there is none; waits while the server starts."""
+        self._served.wait(timeout)
+        return self._url
+
+    def started(
+        self,
+        recovered: Recovered,
+        sinks: Sequence[dict[str, str]],
+        path: str,
+        duration_ms: float,
+    ) -> None:
+        """A run begins. `path` is the snapshot that it was told to start from, if it was."""
+        manifest, run = recovered.manifest, recovered.run
+        self._run = run.run
+        self.recorder.begin(run.run)
+        restored = manifest is not None and manifest.run == run.run and manifest.restored > 0
+        origin = "start" if manifest is None else "resume"
+        if manifest is not None and manifest.run == run.run and (restored or path):
+            named = os.path.basename(path.rstrip("/"))
+            origin = "checkpoint" if not path or named.startswith("chk-") else "savepoint"
+        facts: dict[str, Any] = {
+            "from": origin,
+            "path": path,
+            "checkpoint": manifest.restored if manifest is not None and origin in ("checkpoint", "savepoint") else 0,
+            "epoch": manifest.epoch if manifest is not None else -1,
+            "parallelism": run.parallelism,
+            "duration_ms": round(duration_ms, 1),
+            "config": settings_facts(self._settings),
+            "sinks": list(sinks),
+        }
+        self._journal.add(run.run, "started", f"run {run.run} began", **facts)
+        if self._url is not None:
+            self._journal.add_address(Address(run.run, self._url, socket.gethostname(), os.getpid()))
+
+    def epoch(self, report: EpochReport) -> None:
+        self.recorder.record(report)
+
+    def failed(self, error: CairnError, restarting: bool) -> None:
+        self._journal.add(self._run, "restarting" if restarting else "failed", error.message, code=error.code)
+
+    def ended(self, kind: str) -> None:
+        """`finished`, `canceled` or `stopped`."""
+        self.recorder.flush()
+        self._journal.add(self._run, kind)

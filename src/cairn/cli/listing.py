@@ -1,0 +1,69 @@
+"""`cairn list`: the jobs of a directory, from their files alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from cairn.cli.output import ExitCode, Output, printable
+from cairn.config import DEFAULT_DIRECTORY
+from cairn.view import words
+from cairn.view.documents import overview
+from cairn.view.health import health_of
+from cairn.view.reading import find_readers
+from cairn.view.records import JobView
+
+_COLOURS = {"RUNNING": "green", "FINISHED": "blue", "FAILED": "red", "CRASHED": "red", "RESTARTING": "yellow"}
+SHAPE = 1
+
+
+def list_jobs(directory: str | None, running: bool, watch: float | None, out: Output) -> int:
+    """Print the jobs, running ones first. With `watch`, again and again until Ctrl-C."""
+    while True:
+        jobs = _jobs(directory or DEFAULT_DIRECTORY, running)
+        out.document({"version": SHAPE, "jobs": [overview(job) for job in jobs]})
+        if not out.as_json:
+            _show(jobs, directory or DEFAULT_DIRECTORY, out)
+        if watch is None:
+            return ExitCode.OK
+        try:
+            time.sleep(watch)
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
+
+
+def _jobs(directory: str, running: bool) -> list[JobView]:
+    found = [reader.view() for reader in find_readers(directory).values()]
+    found.sort(key=lambda job: (not job.running, -job.started_ms))
+    return [job for job in found if job.running or not running]
+
+
+def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
+    if not jobs:
+        out.line(f"no jobs in {directory}; start one with: cairn run JOB.py")
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("job", "state", "started (UTC)"):
+        table.add_column(name)
+    for name in ("duration", "epoch", "last checkpoint", "state size"):
+        table.add_column(name, justify="right")
+    table.add_column("is it fine?", overflow="fold")
+    table.add_column("page", overflow="fold")
+    for job in jobs:
+        last = job.checkpoints.latest("COMPLETED")
+        table.add_row(
+            Text(printable(job.job_id)),
+            Text(job.status, style=_COLOURS.get(job.status, "")),
+            words.when(job.started_ms),
+            words.duration(job.duration_ms),
+            str(job.epoch) if job.epoch >= 0 else "-",
+            words.ago(last.end_ms, job.now_ms) if last else "-",
+            words.size(job.state_bytes),
+            Text(printable(health_of(job).verdict)),
+            Text(job.url),
+        )
+    out.table(table)

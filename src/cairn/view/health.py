@@ -1,0 +1,70 @@
+"""Is the job fine? A level and the reasons for it, from the records alone."""
+
+from __future__ import annotations
+
+from cairn.view.records import Health, JobView, is_savepoint
+
+_SKEWED = 0.5
+_SLOWER = 3.0
+_NOTICEABLE_MS = 1000
+
+
+def health_of(job: JobView) -> Health:
+    """The level of the worst finding. A job that ended well is `ended`, one that failed or crashed is `bad`."""
+    if job.status == "FAILED":
+        cause = job.exceptions[0].text if job.exceptions else "no cause was written down"
+        return Health("bad", "The job has failed.", [cause, *job.damage])
+    if job.status == "CRASHED":
+        told = f"Run {job.run} (process {job.pid} on {job.host}) is gone without an end; start the job again to go on."
+        return Health(
+            "bad", "The job has crashed.", [f"{told} Epoch {job.epoch} is the last committed one.", *job.damage]
+        )
+    if not job.running:
+        word = {"FINISHED": "The job has finished.", "CANCELED": "The job was canceled."}.get(job.status)
+        return Health("ended", word or "It is not known whether the job runs.", job.damage)
+    bad = [*job.damage]
+    warn: list[str] = []
+    _checkpoints(job, bad, warn)
+    if job.status == "RESTARTING":
+        bad.append("The job failed and is being restarted; Exceptions has the cause.")
+    for operator in job.operators:
+        if operator.level == "high":
+            share = f"{operator.backpressured:.0%}"
+            warn.append(f"Operator {operator.uid} is backpressured {share} of its time: what follows it is slower.")
+        if operator.skew > _SKEWED and operator.parallelism > 1:
+            warn.append(f"Operator {operator.uid} is skewed {operator.skew:.0%}: few subtasks do most of the work.")
+    if bad:
+        return Health("bad", "The job runs, and something is wrong.", [*bad, *warn])
+    if warn:
+        return Health("warn", "The job runs; have a look.", warn)
+    return Health("ok", "The job is fine.", _good(job))
+
+
+def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
+    interval = int(job.config.get("interval", 0))
+    ended = [info for info in job.checkpoints.history if info.end_ms and not is_savepoint(info)]
+    done = [info for info in ended if info.status.value == "COMPLETED"]
+    failed_in_a_row = next((at for at, info in enumerate(ended) if info.status.value == "COMPLETED"), len(ended))
+    if failed_in_a_row:
+        text = f"The newest {failed_in_a_row} checkpoint{'s' if failed_in_a_row > 1 else ''} failed: {ended[0].failure}"
+        (bad if failed_in_a_row > 1 else warn).append(text)
+    if interval <= 0:
+        warn.append("Checkpoints are off: set execution.checkpointing.interval.")
+        return
+    last = done[0].end_ms if done else job.started_ms
+    if last and job.now_ms - last > 3 * interval + 1000:
+        bad.append(f"No checkpoint was completed for {(job.now_ms - last) / 1000:.0f} s, more than three intervals.")
+    if len(done) >= 10:
+        recent = sorted(info.duration_ms for info in done[:5])[2]
+        before = sorted(info.duration_ms for info in done[5:])[len(done[5:]) // 2]
+        if recent > _NOTICEABLE_MS and recent > _SLOWER * max(1, before):
+            warn.append(f"Checkpoints take {recent} ms of late, {before} ms before.")
+
+
+def _good(job: JobView) -> list[str]:
+    last = job.checkpoints.latest("COMPLETED")
+    told = []
+    if last is not None:
+        age = max(0, job.now_ms - last.end_ms) / 1000
+        told.append(f"Checkpoint {last.id} was completed {age:.0f} s ago and took {last.duration_ms} ms.")
+    return told

@@ -1,0 +1,345 @@
+"""Builds the records of a job from its directory; a live job's own knowledge goes on top."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from cairn.coordinator.statistics import handles_of
+from cairn.errors import CairnError, InvalidInputError, NotFoundError
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.manifest import NO_WATERMARK, Manifest, OperatorState
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
+from cairn.view.journal import EpochRecorder, EpochStats, Event, Journal, SubtaskLoad
+from cairn.view.records import (
+    ENDED,
+    CheckpointsView,
+    JobView,
+    OperatorView,
+    RestoreView,
+    Spread,
+    StateView,
+    SubtaskView,
+)
+
+_ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "canceled": "CANCELED", "failed": "FAILED"}
+_LOAD_EPOCHS = 20
+_QUIET_SECONDS = 600
+_MAX_WATERMARK = 1 << 62
+
+
+class Live(Protocol):
+    """What a job in this process knows better than its directory."""
+
+    recorder: EpochRecorder
+
+    def status_word(self) -> str: ...
+    def in_progress(self) -> list[CheckpointInfo]: ...
+
+
+class JobReader:
+    """Reads one job again and again. What cannot change is read once."""
+
+    def __init__(self, directory: str, live: Live | None = None) -> None:
+        self._files = LocalFileSystem(local_root(directory))
+        self._store = CheckpointStore(self._files)
+        self._manifests = ManifestStore(self._files)
+        self._journal = Journal(self._files)
+        self._manifest: Manifest | None = None
+        self._summary: tuple[tuple[list[int], int], CheckpointsView] | None = None
+        """What was last told of the checkpoints, and the records (by identity) that it was made from."""
+        self.live = live
+
+    @property
+    def directory(self) -> str:
+        return self._files.root
+
+    def identity(self) -> JobIdentity:
+        found = load_identity(self._files)
+        if found is None:
+            raise NotFoundError(f"{self._files.root} holds no job of cairn", path=self._files.root)
+        return found
+
+    def checkpoint(self, number: int) -> CheckpointInfo:
+        found = next((info for info in self._history() if info.id == number), None)
+        if found is None:
+            raise NotFoundError(f"job '{self.identity().job_id}' has no checkpoint {number}", checkpoint=number)
+        return found
+
+    def view(self) -> JobView:
+        identity = self.identity()
+        damage: list[str] = []
+        events = self._journal.events()
+        newest = Runs(self._files).newest()
+        record = Runs(self._files).record(newest) if newest else None
+        manifest = self._newest_manifest(damage)
+        started = next((event for event in reversed(events) if event.kind == "started"), None)
+        status, ended_ms = self._status(record, events)
+        epochs, totals = self._epochs(manifest)
+        now = time.time_ns() // 1_000_000
+        address = self._journal.address(newest)
+        facts: dict[str, Any] = started.facts if started is not None else {}
+        watermark = manifest.watermark if manifest is not None else NO_WATERMARK
+        known = NO_WATERMARK < watermark < _MAX_WATERMARK
+        parallelism = record.parallelism if record is not None else 0
+        operators = _operators(manifest, identity, epochs, totals)
+        restores = _restores(events)
+        return JobView(
+            job_id=identity.job_id,
+            name=identity.name,
+            status=status,
+            directory=self._files.root,
+            run=newest,
+            host=record.host if record is not None else "",
+            pid=record.pid if record is not None else 0,
+            started_ms=record.started_ms if record is not None else 0,
+            ended_ms=ended_ms,
+            restarts=max(0, newest - 1),
+            epoch=manifest.epoch if manifest is not None else -1,
+            watermark=watermark,
+            watermark_lag_ms=(now if status not in ENDED else ended_ms or now) - watermark if known else None,
+            parallelism=parallelism or max((op.parallelism for op in operators), default=0),
+            max_parallelism=identity.max_parallelism,
+            state_bytes=sum(operator.state_bytes for operator in operators),
+            url=address.url if address is not None and status not in ENDED else "",
+            config=dict(facts.get("config", {})),
+            sources=list(manifest.source_names) if manifest is not None else [],
+            sinks=list(facts.get("sinks", [])),
+            operators=operators,
+            epochs=list(epochs),
+            checkpoints=self._checkpoints(restores),
+            restores=restores,
+            events=events,
+            now_ms=now,
+            damage=damage,
+        )
+
+    def _newest_manifest(self, damage: list[str]) -> Manifest | None:
+        for epoch in reversed(self._manifests.epochs()):
+            if self._manifest is not None and self._manifest.epoch == epoch:
+                return self._manifest
+            try:
+                self._manifest = self._manifests.load(epoch)
+                return self._manifest
+            except CairnError as error:
+                damage.append(error.message)
+        return None
+
+    def _status(self, record: RunRecord | None, events: Sequence[Event]) -> tuple[str, int]:
+        """Flink's word for the job's state, and when it ended."""
+        if self.live is not None:
+            word = self.live.status_word()
+            last = next((event for event in reversed(events) if event.kind in _ENDS), None)
+            return word, last.time_ms if last is not None and word in ENDED else 0
+        if record is None:
+            return "UNKNOWN", 0
+        own = [event for event in events if event.run == record.run]
+        # A run that failed may be followed by another one: "restarting" takes the end back.
+        last = next((event for event in reversed(own) if event.kind in (*_ENDS, "restarting")), None)
+        if last is not None and last.kind in _ENDS:
+            return _ENDS[last.kind], last.time_ms
+        if record.host == socket.gethostname():
+            if alive(record):
+                return "RESTARTING" if last is not None else "RUNNING", 0
+            return "CRASHED", self._last_sign()
+        sign = self._last_sign()
+        return ("RUNNING" if sign > (time.time() - _QUIET_SECONDS) * 1000 else "UNKNOWN"), 0
+
+    def _last_sign(self) -> int:
+        """When the job last wrote something."""
+        files = [*self._files.list(layout.EPOCHS), *self._files.list(layout.RUNS), *self._files.list(layout.HISTORY)]
+        return int(max((info.modified for info in files), default=0.0) * 1000)
+
+    def _epochs(self, manifest: Manifest | None) -> tuple[Sequence[EpochStats], dict[str, list[SubtaskLoad]]]:
+        if self.live is not None:
+            epochs = self.live.recorder.epochs()
+            if epochs:
+                return epochs, self.live.recorder.totals()
+        chunks = self._journal.chunks()
+        if not chunks:
+            return [], {}
+        return [epoch for chunk in chunks for epoch in chunk.epochs], chunks[-1].totals
+
+    def _history(self) -> list[CheckpointInfo]:
+        running = self.live.in_progress() if self.live is not None else []
+        known = {info.id for info in running}
+        return running + [info for info in self._store.history() if info.id not in known]
+
+    def _checkpoints(self, restores: Sequence[RestoreView]) -> CheckpointsView:
+        history = self._history()
+        key = ([id(info) for info in history], len(restores))
+        if self._summary is not None and self._summary[0] == key:
+            return self._summary[1]
+        done = [info for info in history if info.status.value == "COMPLETED"]
+        made = CheckpointsView(
+            history=history,
+            restored=sum(1 for restore in restores if restore.kind in ("checkpoint", "savepoint")),
+            duration=spread([info.duration_ms for info in done]),
+            written=spread([info.written_bytes for info in done]),
+            full=spread([info.full_bytes for info in done]),
+            in_flight=spread([info.in_flight_rows for info in done]),
+        )
+        self._summary = (key, made)
+        return made
+
+
+def _operators(
+    manifest: Manifest | None,
+    identity: JobIdentity,
+    epochs: Sequence[EpochStats],
+    totals: dict[str, list[SubtaskLoad]],
+) -> list[OperatorView]:
+    if manifest is None:
+        return []
+    return [_operator(operator, identity.max_parallelism, epochs, totals) for operator in manifest.operators]
+
+
+def _operator(
+    operator: OperatorState, groups: int, epochs: Sequence[EpochStats], totals: dict[str, list[SubtaskLoad]]
+) -> OperatorView:
+    sums = totals.get(operator.uid, [])
+    sums = sums if len(sums) == operator.parallelism else [SubtaskLoad()] * operator.parallelism
+    recent = [e for e in epochs if len(e.operators.get(operator.uid, ())) == operator.parallelism][-_LOAD_EPOCHS:]
+    span = _span(recent)
+    subtasks = []
+    for index, total in enumerate(sums):
+        busy = sum(epoch.operators[operator.uid][index].busy_ms for epoch in recent)
+        waiting = sum(epoch.operators[operator.uid][index].backpressured_ms for epoch in recent)
+        busy_share = min(1.0, busy / span) if span else 0.0
+        waiting_share = min(1.0 - busy_share, waiting / span) if span else 0.0
+        idle = max(0.0, 1.0 - busy_share - waiting_share)
+        subtasks.append(
+            SubtaskView(
+                index,
+                total.rows_in,
+                total.rows_out,
+                total.timers,
+                round(busy_share, 4),
+                round(waiting_share, 4),
+                round(idle, 4),
+            )
+        )
+    states = [StateView(spec.name, spec.kind, spec.value_type, spec.key_type, spec.ttl_ms) for spec in operator.states]
+    held = sum(handle.size for index in range(operator.parallelism) for handle in handles_of(operator, index, groups))
+    return OperatorView(
+        operator.uid,
+        operator.name,
+        operator.parallelism,
+        groups,
+        operator.key_type,
+        states,
+        held,
+        subtasks,
+        round(unevenness([subtask.rows_in for subtask in subtasks]), 4),
+    )
+
+
+def _span(epochs: Sequence[EpochStats]) -> float:
+    """The time that the epochs cover, pauses between them included."""
+    if not epochs:
+        return 0.0
+    return max(1.0, epochs[-1].end_ms - (epochs[0].end_ms - epochs[0].duration_ms))
+
+
+def unevenness(counts: Sequence[int]) -> float:
+    """0 for even counts, 1 for all in one place."""
+    total = sum(counts)
+    if total == 0 or len(counts) < 2:
+        return 0.0
+    mean = total / len(counts)
+    return sum(abs(count - mean) for count in counts) / (2 * total * (1 - 1 / len(counts)))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    if not values:
+        return Spread()
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    return Spread(
+        ordered[0], ordered[-1], round(sum(ordered) / len(ordered), 3), at(0.5), at(0.9), at(0.95), at(0.99), at(0.999)
+    )
+
+
+def _restores(events: Sequence[Event]) -> list[RestoreView]:
+    found: list[RestoreView] = []
+    before = 0
+    for event in events:
+        if event.kind != "started":
+            continue
+        told = event.facts
+        parallelism = int(told.get("parallelism", 0))
+        found.append(
+            RestoreView(
+                event.time_ms,
+                event.run,
+                str(told.get("from", "start")),
+                str(told.get("path", "")),
+                int(told.get("checkpoint", 0)),
+                int(told.get("epoch", -1)),
+                parallelism,
+                before,
+                float(told.get("duration_ms", 0.0)),
+            )
+        )
+        before = parallelism
+    return found[::-1]
+
+
+def alive(record: RunRecord) -> bool:
+    """Whether the process of a run still lives on this host; another one with its number does not count."""
+    try:
+        os.kill(record.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    try:
+        with open(f"/proc/{record.pid}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rsplit(")", 1)[1].split()[19])
+        with open("/proc/uptime", encoding="utf-8") as file:
+            up = float(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return True
+    began = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+    return began * 1000 <= record.started_ms + 5000
+
+
+def find_readers(directory: str) -> dict[str, JobReader]:
+    """The jobs of a directory by id; the directory itself may be a job's."""
+    root = local_root(directory)
+    if not os.path.isdir(root):
+        raise NotFoundError(f"there is no directory {root}", path=root)
+    if os.path.exists(os.path.join(root, layout.JOB)):
+        reader = JobReader(root)
+        return {reader.identity().job_id: reader}
+    found = {}
+    for name in LocalFileSystem(root).folders(""):
+        if os.path.exists(os.path.join(root, name, layout.JOB)):
+            reader = JobReader(os.path.join(root, name))
+            try:
+                found[reader.identity().job_id] = reader
+            except CairnError:
+                continue  # not ours, or newer than this cairn
+    return found
+
+
+def no_such_job(job: str, there: Sequence[str]) -> CairnError:
+    """An error that names what there is, and what may have been meant."""
+    import difflib
+
+    near = difflib.get_close_matches(job, there, 1)
+    hint = f"; did you mean '{near[0]}'?" if near else f"; there are: {', '.join(sorted(there)[:10]) or 'none'}"
+    try:
+        layout.checked(job, "job id")
+    except InvalidInputError:
+        return NotFoundError("there is no job of that name", job=job)
+    return NotFoundError(f"there is no job '{job}'{hint}", job=job)

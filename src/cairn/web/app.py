@@ -1,0 +1,40 @@
+"""Puts the server together: the gate, REST, metrics, pages and their files."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import FastAPI, Response
+from fastapi.staticfiles import StaticFiles
+
+from cairn.web import metrics, pages, problems, rest
+from cairn.web.catalogue import Catalogue
+from cairn.web.options import WebOptions
+from cairn.web.security import Guard
+
+STATIC = Path(__file__).parent / "static"
+
+
+def create_app(catalogue: Catalogue, options: WebOptions) -> FastAPI:
+    app = FastAPI(
+        title="cairn",
+        version=version("cairn"),
+        description="Jobs, checkpoints, savepoints and state of cairn, with Flink's paths.",
+        docs_url=None,  # its page would come from another host
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+        redirect_slashes=False,
+    )
+    problems.install(app)
+    app.include_router(rest.router(catalogue, options))
+
+    @app.get("/metrics", tags=["server"], response_class=Response)
+    def prometheus() -> Response:
+        """All metrics, as Prometheus reads them."""
+        return Response(metrics.exposition(catalogue.views()), media_type=metrics.CONTENT_TYPE)
+
+    app.include_router(pages.router(catalogue, options), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.add_middleware(Guard, options=options)
+    return app

@@ -1,0 +1,78 @@
+"""The jobs that a server shows: those of a directory, or of this process. Records are built at most twice a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from cairn.errors import CairnError
+from cairn.view.reading import JobReader, find_readers, no_such_job
+from cairn.view.records import JobView
+
+_FRESH = 0.5
+_LOOK_AGAIN = 2.0
+_ENDED_KEPT = 20
+
+
+class Catalogue:
+    """Jobs by id. Safe for many threads; one of them builds, the others take what it built."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        self._directory = directory
+        self._readers: dict[str, JobReader] = {}
+        self._looked = 0.0
+        self._lock = threading.RLock()
+        self._views: dict[str, tuple[float, JobView]] = {}
+        if directory is not None:
+            self._look()
+
+    def add(self, job_id: str, reader: JobReader) -> None:
+        """A job of this process; it takes the place of an earlier one of its id."""
+        with self._lock:
+            self._readers.pop(job_id, None)
+            self._views.pop(job_id, None)
+            self._readers[job_id] = reader
+            for old in list(self._readers)[:-_ENDED_KEPT]:
+                live = self._readers[old].live
+                if live is None or live.status_word() not in ("RUNNING", "RESTARTING", "CREATED"):
+                    del self._readers[old]
+
+    def _look(self) -> None:
+        """A directory may have got new jobs."""
+        if self._directory is None or time.monotonic() - self._looked < _LOOK_AGAIN:
+            return
+        found = find_readers(self._directory)
+        self._readers = {job: self._readers.get(job, reader) for job, reader in found.items()}
+        self._looked = time.monotonic()
+
+    def readers(self) -> Mapping[str, JobReader]:
+        with self._lock:
+            self._look()
+            return dict(self._readers)
+
+    def reader(self, job: str) -> JobReader:
+        readers = self.readers()
+        if job not in readers:
+            raise no_such_job(job, list(readers))
+        return readers[job]
+
+    def view(self, job: str) -> JobView:
+        reader = self.reader(job)
+        with self._lock:
+            known = self._views.get(job)
+            if known is not None and time.monotonic() - known[0] < _FRESH:
+                return known[1]
+            made = reader.view()
+            self._views[job] = (time.monotonic(), made)
+            return made
+
+    def views(self) -> list[JobView]:
+        """All jobs that can be read, the running ones first, then the newest."""
+        found = []
+        for job in self.readers():
+            try:
+                found.append(self.view(job))
+            except CairnError:
+                continue  # removed meanwhile
+        return sorted(found, key=lambda view: (not view.running, -view.started_ms))

@@ -1,0 +1,270 @@
+"""Charts and the job graph as SVG, made on the server: no script, no inline style, values as `<title>`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from cairn.view.records import JobView, OperatorView, is_savepoint
+from cairn.view.words import count, duration, size
+
+WIDTH, HEIGHT = 640, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
+_MOST = 240
+_IDLE, _BUSY, _BLOCKED = (0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), (0x88, 0x88, 0x88)
+"""Flink's colours of a node of the job graph."""
+_NODE, _NODE_HEIGHT, _GAP = 216, 102, 46
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """`style` is `line` or `dots`; `colour` a number from 1 to 4, which the style sheet knows."""
+
+    name: str
+    points: Sequence[Point]
+    style: str = "line"
+    colour: int = 1
+
+
+def chart(title: str, series: Sequence[Series], shown: Callable[[float], str]) -> Markup:
+    """Values over time; the series share both axes, and those without points are left out."""
+    series = [one for one in series if one.points]
+    points = [point for one in series for point in one.points]
+    if not points:
+        return Markup('<p class="empty">{}: nothing to show yet.</p>').format(title)
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    right = right if right > left else left + 1000
+    top = _round_up(max(y for _, y in points), 1024 if shown is size else 1000)
+
+    def at(x: float, y: float) -> Point:
+        across = _LEFT + (x - left) / (right - left) * (WIDTH - _LEFT - _RIGHT)
+        return round(across, 1), round(HEIGHT - _BOTTOM - max(0.0, y) / top * (HEIGHT - _TOP - _BOTTOM), 1)
+
+    parts = [_grid(top, left, right, at, shown)]
+    parts += [_line(one, at) if one.style == "line" else _dots(one, at, shown) for one in series]
+    legend = Markup("").join(
+        Markup('<li><span class="key key-{}"></span>{}</li>').format(one.colour, one.name) for one in series
+    )
+    return Markup(
+        '<figure class="chart"><figcaption>{}</figcaption><svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+        '<ul class="legend">{}</ul></figure>'
+    ).format(title, WIDTH, HEIGHT, _told(title, series, shown), Markup("").join(parts), legend)
+
+
+def _told(title: str, series: Sequence[Series], shown: Callable[[float], str]) -> str:
+    """The chart in words, for those who cannot see it."""
+    parts = [f"{one.name} from {shown(min(y for _, y in one.points))} to {shown(max(y for _, y in one.points))}"
+             for one in series if one.points]  # fmt: skip
+    return f"{title}: {'; '.join(parts)}"
+
+
+def _round_up(value: float, unit: int) -> float:
+    """The top of an axis: a round number of the unit that the value is told in."""
+    if value <= 0:
+        return 1.0
+    scale = 1.0
+    while value / scale >= unit:
+        scale *= unit
+    step = scale
+    while step * 10 <= value:
+        step *= 10
+    while step > value:
+        step /= 10
+    return next(step * factor for factor in (1, 2, 4, 5, 8, 10) if step * factor >= value)
+
+
+def _grid(
+    top: float, left: float, right: float, at: Callable[[float, float], Point], shown: Callable[[float], str]
+) -> Markup:
+    parts = []
+    for part in range(5):
+        value = top * part / 4
+        _, y = at(left, value)
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="tick" x="{}" y="{}">{}</text>'
+            ).format(_LEFT, WIDTH - _RIGHT, y, y, _LEFT - 6, y + 4, shown(value))
+        )
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        moment = left + (right - left) * share
+        x, _ = at(moment, 0)
+        parts.append(
+            Markup('<text class="time {}" x="{}" y="{}">{}</text>').format(
+                anchor, x, HEIGHT - 8, time.strftime("%H:%M:%S", time.gmtime(moment / 1000))
+            )
+        )
+    return Markup("").join(parts)
+
+
+def thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """At most some hundred points: of each stretch of time the highest, so that no peak is lost."""
+    if len(points) <= _MOST:
+        return points
+    step = len(points) / _MOST
+    return [
+        max(points[int(at * step) : max(int(at * step) + 1, int((at + 1) * step))], key=lambda point: point[1])
+        for at in range(_MOST)
+    ]
+
+
+def _line(series: Series, at: Callable[[float, float], Point]) -> Markup:
+    path = " ".join(f"{x},{y}" for x, y in (at(*point) for point in thinned(series.points)))
+    return Markup('<polyline class="line line-{}" points="{}"/>').format(series.colour, path)
+
+
+def _dots(series: Series, at: Callable[[float, float], Point], shown: Callable[[float], str]) -> Markup:
+    parts = []
+    for x, y in thinned(series.points):
+        across, up = at(x, y)
+        when = time.strftime("%H:%M:%S", time.gmtime(x / 1000))
+        parts.append(
+            Markup(
+                '<circle class="dot dot-{}" cx="{}" cy="{}" r="3.5"><title>{}: {} at {} UTC</title></circle>'
+            ).format(series.colour, across, up, series.name, shown(y), when)
+        )
+    return Markup("").join(parts)
+
+
+def job_charts(job: JobView) -> list[Markup]:
+    """The charts of the Overview: how long, how much, how fast, how late."""
+    epochs = job.epochs
+    ended = [info for info in reversed(job.checkpoints.history) if info.end_ms]
+    done = [info for info in ended if info.status.value == "COMPLETED" and not is_savepoint(info)]
+    since = epochs[0].end_ms if epochs else 0
+    if epochs:  # one time axis: what lies before the first epoch that is known would squeeze it
+        span = max(60_000, epochs[-1].end_ms - since)
+        done = [info for info in done if info.end_ms >= since - span] or done
+    charts = [
+        chart(
+            "Epoch and checkpoint duration",
+            [
+                Series("epochs", [(e.end_ms, e.duration_ms) for e in epochs], "line", 1),
+                Series("checkpoints", [(i.end_ms, i.duration_ms) for i in done], "dots", 2),
+                Series("failed checkpoints", [(i.end_ms, i.duration_ms) for i in ended
+                                              if i.status.value == "FAILED" and i.end_ms >= since], "dots", 3),
+            ],
+            duration,
+        ),
+        chart(
+            "Checkpoint size",
+            [
+                Series("full state", [(i.end_ms, i.full_bytes) for i in done], "line", 1),
+                Series("written", [(i.end_ms, i.written_bytes) for i in done], "dots", 2),
+            ],
+            size,
+        ),
+        chart(
+            "Throughput",
+            [Series("rows per second", [(e.end_ms, 1000 * e.rows_in / max(1.0, e.duration_ms)) for e in epochs])],
+            count,
+        ),
+    ]  # fmt: skip
+    lag = [(float(e.end_ms), float(e.end_ms - e.watermark)) for e in epochs if 0 < e.watermark < 1 << 62]
+    if lag:
+        charts.append(chart("Watermark lag", [Series("lag", lag, "line", 4)], duration))
+    return charts
+
+
+def bars(values: Sequence[int], title: str) -> Markup:
+    """Counts side by side, such as rows by key group; neighbours are added up where there are too many."""
+    if not any(values):
+        return Markup('<p class="empty">{}: nothing to show.</p>').format(title)
+    step = max(1, -(-len(values) // 128))
+    sums = [sum(values[at : at + step]) for at in range(0, len(values), step)]
+    top = max(sums)
+    wide = (WIDTH - 2) / len(sums)
+    parts = [
+        Markup('<rect class="bar" x="{}" y="{}" width="{}" height="{}"><title>{}: {}</title></rect>').format(
+            round(1 + at * wide, 2), round(60 - 56 * value / top, 1), round(max(0.5, wide - 1), 2),
+            round(max(0.0, 56 * value / top), 1), f"{at * step}-{min(len(values), (at + 1) * step) - 1}", f"{value:,}",
+        )
+        for at, value in enumerate(sums)
+    ]  # fmt: skip
+    return Markup('<svg class="bars" viewBox="0 0 {} 62" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, f"{title}: highest {top:,}", Markup("").join(parts)
+    )
+
+
+# The job graph.
+
+
+def colour_of(operator: OperatorView) -> str:
+    """Flink's blend: from blue to red by how busy, then to grey by how backpressured."""
+    busy = _blend(_IDLE, _BUSY, operator.busy)
+    return "#{:02x}{:02x}{:02x}".format(*_blend(busy, _BLOCKED, operator.backpressured))
+
+
+def _blend(start: tuple[int, int, int], end: tuple[int, int, int], share: float) -> tuple[int, int, int]:
+    share = min(1.0, max(0.0, share))
+    mixed = [round(a + (b - a) * share) for a, b in zip(start, end, strict=True)]
+    return mixed[0], mixed[1], mixed[2]
+
+
+def graph(job: JobView) -> Markup:
+    """Sources, operators and sinks from left to right."""
+    columns: list[list[tuple[str, list[str], str, str]]] = []
+    if job.sources:
+        columns.append([("source", [_short(name), "source"], "#ffffff", "") for name in job.sources])
+    for operator in job.operators:
+        lines = [
+            operator.name,
+            f"uid {operator.uid} · parallelism {operator.parallelism}",
+            f"in {count(operator.rows_in)} · out {count(operator.rows_out)}",
+            f"Backpressured (max): {operator.backpressured:.0%}",
+            f"Busy (max): {operator.busy:.0%} · skew {operator.skew:.0%}",
+        ]
+        columns.append([("operator", lines, colour_of(operator), f"/jobs/{job.job_id}/operators/{operator.uid}")])
+    if job.sinks:
+        columns.append(
+            [("sink", [sink.get("uid", ""), f"sink, {sink.get('kind', '')}"], "#ffffff", "") for sink in job.sinks]
+        )
+    if not columns:
+        return Markup('<p class="empty">The job has not committed an epoch yet.</p>')
+    height = max(len(column) for column in columns) * (_NODE_HEIGHT + 16)
+    width = len(columns) * (_NODE + _GAP) - _GAP
+    parts: list[Markup] = []
+    before: list[float] = []
+    for place, column in enumerate(columns):
+        x = place * (_NODE + _GAP)
+        middles = [height * (row + 0.5) / len(column) for row in range(len(column))]
+        for middle in middles:
+            parts += [_edge(x - _GAP, other, x - 4, middle) for other in before]
+        for (kind, lines, colour, link), middle in zip(column, middles, strict=True):
+            parts.append(_node(kind, lines, colour, link, x, middle - _NODE_HEIGHT / 2))
+        before = middles
+    return Markup(
+        '<div class="graph" tabindex="0" role="region" aria-label="Job graph">'
+        '<svg width="{}" height="{}" viewBox="0 0 {} {}">{}</svg></div>'
+    ).format(
+        width, height, width, height, Markup("").join(parts)
+    )  # fmt: skip
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
+
+
+def _edge(x1: float, y1: float, x2: float, y2: float) -> Markup:
+    middle = (x1 + x2) / 2
+    return Markup(
+        '<path class="edge" d="M{} {} C{} {} {} {} {} {}"/><path class="arrow" d="M{} {} l-7 -4 v8 z"/>'
+    ).format(x1, y1, middle, y1, middle, y2, x2, y2, x2 + 4, y2)
+
+
+def _node(kind: str, lines: Sequence[str], colour: str, link: str, x: float, y: float) -> Markup:
+    text = Markup("").join(
+        Markup('<text class="{}" x="{}" y="{}">{}</text>').format(
+            "node-name" if at == 0 else "node-text", x + 10, y + 20 + at * 17, _short(line) if at == 0 else line
+        )
+        for at, line in enumerate(lines)
+    )
+    box = Markup('<rect class="node node-{}" x="{}" y="{}" width="{}" height="{}" rx="6" fill="{}"/>').format(
+        kind, x + 1, y + 1, _NODE - 2, _NODE_HEIGHT - 2, colour
+    )
+    body = box + text
+    return Markup('<a href="{}" aria-label="{}">{}</a>').format(link, f"Operator {lines[0]}", body) if link else body

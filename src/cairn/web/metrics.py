@@ -1,0 +1,139 @@
+"""`/metrics` for Prometheus: Flink's meanings, base units, help texts. No label ever holds a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.view.records import JobView, OperatorView, is_savepoint
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_Value = Callable[[JobView], float | None]
+_OperatorValue = Callable[[OperatorView], float]
+
+
+def _last(job: JobView) -> CheckpointInfo | None:
+    return job.checkpoints.latest("COMPLETED")
+
+
+def _failed_in_a_row(job: JobView) -> float:
+    ended = [info for info in job.checkpoints.history if info.end_ms and not is_savepoint(info)]
+    return float(next((at for at, info in enumerate(ended) if info.status.value == "COMPLETED"), len(ended)))
+
+
+def _of_last(read: Callable[[CheckpointInfo], float]) -> _Value:
+    def value(job: JobView) -> float | None:
+        last = _last(job)
+        return None if last is None else read(last)
+
+    return value
+
+
+def _of_epoch(read: Callable[..., float]) -> _Value:
+    return lambda job: read(job.epochs[-1]) if job.epochs else None
+
+
+def _restore(job: JobView) -> float | None:
+    found = next((r for r in job.restores if r.kind in ("checkpoint", "savepoint")), None)
+    return found.time_ms / 1000 if found is not None else None
+
+
+JOB_GAUGES: tuple[tuple[str, str, _Value], ...] = (
+    ("cairn_job_running", "1 while the job runs or is being restarted.", lambda job: float(job.running)),
+    ("cairn_job_uptime_seconds", "Since the newest run began.",
+     lambda job: job.duration_ms / 1000 if job.running else 0),
+    ("cairn_last_checkpoint_duration_seconds", "Of the newest completed one (lastCheckpointDuration).",
+     _of_last(lambda info: info.duration_ms / 1000)),
+    ("cairn_last_checkpoint_size_bytes", "Written for the newest completed one (lastCheckpointSize).",
+     _of_last(lambda info: info.written_bytes)),
+    ("cairn_last_checkpoint_full_size_bytes", "All that the newest completed one refers to (lastCheckpointFullSize).",
+     _of_last(lambda info: info.full_bytes)),
+    ("cairn_last_checkpoint_id", "Number of the newest completed one (lastCompletedCheckpointId).",
+     _of_last(lambda info: info.id)),
+    ("cairn_last_checkpoint_timestamp_seconds", "When it was completed (lastCheckpointCompletedTimestamp).",
+     _of_last(lambda info: info.end_ms / 1000)),
+    ("cairn_last_restore_timestamp_seconds", "When a snapshot was last restored (lastCheckpointRestoreTimestamp).",
+     _restore),
+    ("cairn_checkpoint_interval_seconds", "As configured; 0 if there are no periodic checkpoints.",
+     lambda job: float(job.config.get("interval", 0)) / 1000),
+    ("cairn_checkpoint_failures_in_a_row", "Failed checkpoints since the last completed one.", _failed_in_a_row),
+    ("cairn_epoch", "The newest committed epoch.", lambda job: float(job.epoch)),
+    ("cairn_epoch_duration_seconds", "How long the newest epoch took.",
+     _of_epoch(lambda epoch: epoch.duration_ms / 1000)),
+    ("cairn_epoch_rows_in", "Rows of the newest epoch.", _of_epoch(lambda epoch: epoch.rows_in)),
+    ("cairn_epoch_bytes_written", "State changes that the newest epoch wrote.",
+     _of_epoch(lambda epoch: epoch.bytes_written)),
+    ("cairn_watermark_lag_seconds", "Wall clock minus watermark; absent without event time.",
+     lambda job: None if job.watermark_lag_ms is None else job.watermark_lag_ms / 1000),
+)  # fmt: skip
+OPERATOR_GAUGES: tuple[tuple[str, str, _OperatorValue], ...] = (
+    ("cairn_state_bytes", "Files that hold the operator's state.", lambda op: op.state_bytes),
+    ("cairn_operator_busy_ratio", "Share of time at work, highest subtask (busyTimeMsPerSecond).", lambda op: op.busy),
+    ("cairn_operator_backpressured_ratio", "Share of time its rows wait to be taken (backPressuredTimeMsPerSecond).",
+     lambda op: op.backpressured),
+    ("cairn_operator_idle_ratio", "Share of time without rows, lowest subtask (idleTimeMsPerSecond).",
+     lambda op: op.idle),
+    ("cairn_operator_skew_ratio", "0 if the subtasks get equal numbers of rows, 1 if one gets all.",
+     lambda op: op.skew),
+    ("cairn_operator_parallelism", "Subtasks of the operator.", lambda op: op.parallelism),
+)  # fmt: skip
+OPERATOR_COUNTERS: tuple[tuple[str, str, _OperatorValue], ...] = (
+    ("cairn_operator_records_in", "Rows in, since the run began (numRecordsIn).", lambda op: op.rows_in),
+    ("cairn_operator_records_out", "Rows out, since the run began (numRecordsOut).", lambda op: op.rows_out),
+    ("cairn_operator_timers_fired", "Timers fired, since the run began.", lambda op: op.timers),
+)
+RESULTS = (("completed", "COMPLETED"), ("failed", "FAILED"), ("in_progress", "IN_PROGRESS"))
+
+
+def families(jobs: Iterable[JobView]) -> Iterator[Metric]:
+    """All metrics of these jobs."""
+    found = list(jobs)
+    for name, text, read in JOB_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=["job"])
+        for job in found:
+            value = read(job)
+            if value is not None:
+                gauge.add_metric([job.job_id], value)
+        yield gauge
+    restarts = CounterMetricFamily("cairn_job_restarts", "Runs after the first one (numRestarts).", labels=["job"])
+    counts = GaugeMetricFamily(
+        "cairn_checkpoints", "Checkpoints and savepoints whose statistics are kept, by result "
+        "(numberOfCompletedCheckpoints and its kind).", labels=["job", "result"],
+    )  # fmt: skip
+    for job in found:
+        restarts.add_metric([job.job_id], job.restarts)
+        for result, status in RESULTS:
+            counts.add_metric([job.job_id, result], job.checkpoints.count(status))
+    yield restarts
+    yield counts
+    for name, text, value_of in OPERATOR_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=["job", "operator"])
+        for job in found:
+            for operator in job.operators:
+                gauge.add_metric([job.job_id, operator.uid], value_of(operator))
+        yield gauge
+    for name, text, value_of in OPERATOR_COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=["job", "operator"])
+        for job in found:
+            for operator in job.operators:
+                counter.add_metric([job.job_id, operator.uid], value_of(operator))
+        yield counter
+
+
+class _Jobs:
+    def __init__(self, jobs: Iterable[JobView]) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self._jobs)
+
+
+def exposition(jobs: Iterable[JobView]) -> bytes:
+    """The text that Prometheus reads."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Jobs(jobs))
+    return generate_latest(registry)

@@ -1,0 +1,211 @@
+"""The pages: templates over the records of the read model. Nothing is computed here that REST does not tell as well."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cairn.errors import CairnError, InvalidInputError, NotFoundError
+from cairn.view import documents, words
+from cairn.view import state as states
+from cairn.view.health import health_of
+from cairn.view.records import JobView, is_savepoint
+from cairn.web import charts, rest
+from cairn.web.catalogue import Catalogue
+from cairn.web.options import WebOptions
+from cairn.web.problems import of_error
+
+TEMPLATES = Path(__file__).parent / "templates"
+PAGE = 50
+TABS = (
+    ("", "Overview"), ("/checkpoints", "Checkpoints"), ("/state", "State"), ("/savepoints", "Savepoints"),
+    ("/restores", "Restores"), ("/exceptions", "Exceptions"),
+)  # fmt: skip
+CHECKPOINT_TABS = (
+    ("", "Overview"), ("/history", "History"), ("/summary", "Summary"), ("/configuration", "Configuration"),
+)  # fmt: skip
+
+
+def environment() -> Environment:
+    """Templates that escape everything and refuse names that are not there."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "size": words.size, "duration": words.duration, "count": words.count, "when": words.when,
+        "percent": words.percent,
+    }  # fmt: skip
+    made.globals |= {"ago": words.ago, "version": version("cairn"), "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
+    made.tests["savepoint"] = is_savepoint
+    return made
+
+
+def commands(job: JobView) -> dict[str, str]:
+    """The command that does what a button does."""
+    where = shlex.quote(job.directory)
+    return {name: f"cairn {name} {where}" for name in ("savepoint", "stop", "cancel", "checkpoint")}
+
+
+def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
+    pages = APIRouter()
+    templates = environment()
+
+    def render(template: str, status: int = 200, **facts: Any) -> HTMLResponse:
+        return HTMLResponse(templates.get_template(template).render(read_only=options.read_only, **facts), status)
+
+    def job_page(template: str, jobid: str, tab: str, make: Callable[[JobView], dict[str, Any]]) -> HTMLResponse:
+        """A page of a job; an error is a page as well."""
+        try:
+            job = catalogue.view(jobid)
+            facts: dict[str, Any] = {"job": job, "health": health_of(job), "tab": tab, "commands": commands(job)}
+            return render(template, **facts, **make(job))
+        except CairnError as error:
+            return render("error.html", of_error(error).status_code, error=error, jobid=jobid)
+
+    @pages.get("/")
+    def home() -> HTMLResponse:
+        jobs = catalogue.views()
+        return render("jobs.html", jobs=[(job, health_of(job)) for job in jobs])
+
+    @pages.get("/jobs/{jobid}")
+    def overview(jobid: str) -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            return {
+                "graph": charts.graph(job),
+                "charts": charts.job_charts(job),
+                "last": job.checkpoints.latest("COMPLETED"),
+            }
+
+        return job_page("overview.html", jobid, "", make)
+
+    @pages.get("/jobs/{jobid}/operators/{uid}")
+    def operator(jobid: str, uid: str) -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            found = job.operator(uid)
+            if found is None:
+                raise NotFoundError(f"job '{jobid}' has no operator '{uid}'")
+            return {"operator": found}
+
+        return job_page("operator.html", jobid, "", make)
+
+    @pages.get("/jobs/{jobid}/checkpoints")
+    def checkpoints(jobid: str) -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            told = job.checkpoints
+            latest = {
+                "Latest completed": told.latest("COMPLETED"),
+                "Latest failed": told.latest("FAILED"),
+                "Latest savepoint": told.latest("COMPLETED", savepoint=True),
+            }
+            restore = next((r for r in job.restores if r.kind in ("checkpoint", "savepoint")), None)
+            return {"subtab": "", "latest": latest, "restore": restore}
+
+        return job_page("checkpoints.html", jobid, "/checkpoints", make)
+
+    @pages.get("/jobs/{jobid}/checkpoints/history")
+    def history(jobid: str, page: str = "1") -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            total = len(job.checkpoints.history)
+            last = max(1, -(-total // PAGE))
+            number = min(last, max(1, rest.number_of(page) or 1))
+            entries = job.checkpoints.history[(number - 1) * PAGE : number * PAGE]
+            shown = [(info, documents.checkpoint(info)) for info in entries]
+            return {"subtab": "/history", "entries": shown, "page": number, "pages": last, "total": total}
+
+        return job_page("history.html", jobid, "/checkpoints", make)
+
+    @pages.get("/jobs/{jobid}/checkpoints/summary")
+    def summary(jobid: str) -> HTMLResponse:
+        return job_page("summary.html", jobid, "/checkpoints", lambda job: {"subtab": "/summary"})
+
+    @pages.get("/jobs/{jobid}/checkpoints/configuration")
+    def configuration(jobid: str) -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            return {"subtab": "/configuration", "config": documents.checkpoint_config(job)}
+
+        return job_page("configuration.html", jobid, "/checkpoints", make)
+
+    @pages.get("/jobs/{jobid}/checkpoints/{number}")
+    def checkpoint(jobid: str, number: str) -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            info = catalogue.reader(jobid).checkpoint(rest.number_of(number) or 0)
+            parts = [(op, documents.subtasks(op, info)) for op in info.operators]
+            return {"subtab": "/history", "info": info, "told": documents.checkpoint(info), "parts": parts}
+
+        return job_page("checkpoint.html", jobid, "/checkpoints", make)
+
+    @pages.get("/jobs/{jobid}/state")
+    def state(jobid: str, checkpoint: str = "", uid: str = "", state: str = "", key: str = "") -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            return state_facts(job, checkpoint, uid, state, key, options.masks)
+
+        return job_page("state.html", jobid, "/state", make)
+
+    @pages.get("/jobs/{jobid}/savepoints")
+    def savepoints(jobid: str, before: str = "", after: str = "") -> HTMLResponse:
+        def make(job: JobView) -> dict[str, Any]:
+            found = [info for info in job.checkpoints.history if is_savepoint(info)]
+            done = [i for i in job.checkpoints.history if i.status.value == "COMPLETED" and not i.discarded]
+            numbers = rest.number_of(before), rest.number_of(after)
+            differences = None
+            if numbers[0] is not None and numbers[1] is not None:
+                paths = [rest.snapshot_of(job, number).path for number in numbers]
+                differences = states.compare(paths[0], paths[1], options.masks)
+            return {
+                "savepoints": found, "choices": done[:200], "differences": differences, "before": numbers[0],
+                "after": numbers[1], "roots": [str(job.config.get("savepoint_dir", "")), *options.savepoint_roots],
+            }  # fmt: skip
+
+        return job_page("savepoints.html", jobid, "/savepoints", make)
+
+    @pages.get("/jobs/{jobid}/restores")
+    def restores(jobid: str) -> HTMLResponse:
+        return job_page("restores.html", jobid, "/restores", lambda job: {})
+
+    @pages.get("/jobs/{jobid}/exceptions")
+    def exceptions(jobid: str) -> HTMLResponse:
+        return job_page("exceptions.html", jobid, "/exceptions", lambda job: {})
+
+    return pages
+
+
+def state_facts(job: JobView, checkpoint: str, uid: str, state: str, key: str, masks: states.Masks) -> dict[str, Any]:
+    """What the State page shows: the states of the chosen checkpoint and operator, and the key that was asked for."""
+    number = rest.number_of(checkpoint)
+    choices = [i for i in job.checkpoints.history if i.status.value == "COMPLETED" and not i.discarded][:200]
+    facts: dict[str, Any] = {
+        "choices": choices, "number": number, "snapshot": None, "operator": None, "summaries": [], "key": key,
+        "state": state, "found": None, "history": [], "problem": "", "sample": [], "bars": charts.bars,
+    }  # fmt: skip
+    try:
+        snapshot = rest.snapshot_of(job, number)
+    except NotFoundError as error:
+        return {**facts, "problem": error.message}
+    facts["snapshot"] = snapshot
+    operator = snapshot.operators.get(uid) or next(iter(snapshot.operators.values()), None)
+    if operator is None:
+        return {**facts, "problem": "The job has no operators with state."}
+    facts["operator"] = operator
+    facts["summaries"] = states.summaries(snapshot, operator.uid, masks)
+    if not facts["summaries"]:
+        return facts
+    facts["state"] = chosen = state or facts["summaries"][0].name
+    try:
+        facts["sample"] = states.sample(snapshot, operator.uid, chosen, 10, masks)
+        if key:
+            facts["found"] = states.lookup(snapshot, operator.uid, chosen, key, masks)
+            facts["history"] = states.history_of_key(job.directory, operator.uid, chosen, key, masks)
+    except (InvalidInputError, NotFoundError) as error:
+        facts["problem"] = error.message
+    return facts

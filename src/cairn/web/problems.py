@@ -1,0 +1,92 @@
+"""Errors as problem documents (RFC 9457) with the codes of `cairn.errors`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from cairn.errors import (
+    CairnError,
+    CheckpointFailedError,
+    CorruptFileError,
+    FencedError,
+    IncompatibleStateError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+)
+
+_log = logging.getLogger("cairn.web")
+MEDIA = "application/problem+json"
+_STATUS: tuple[tuple[type[CairnError], int], ...] = (
+    (InvalidInputError, 400),
+    (NotFoundError, 404),
+    (FencedError, 409),
+    (CheckpointFailedError, 409),
+    (IncompatibleStateError, 409),
+    (CorruptFileError, 500),
+    (StorageError, 503),
+)
+
+
+class Problem(BaseModel):
+    """What every error answer is."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    remedy: str = ""
+
+
+_TITLES = {
+    400: "The request cannot be understood", 401: "A token is needed", 403: "Not allowed", 404: "Not found",
+    405: "Not that way", 409: "It cannot be done now", 413: "Too large", 415: "JSON is needed",
+    421: "Not this host", 422: "A value does not fit", 429: "Too many", 500: "Something is wrong",
+    503: "Storage trouble",
+}  # fmt: skip
+
+
+def problem(
+    status: int, code: str, detail: str, remedy: str = "", headers: dict[str, str] | None = None
+) -> JSONResponse:
+    told = Problem(
+        type=f"urn:cairn:error:{code}", title=_TITLES.get(status, "Error"), status=status, detail=detail, code=code,
+        remedy=remedy,
+    )  # fmt: skip
+    return JSONResponse(told.model_dump(), status, media_type=MEDIA, headers=headers)
+
+
+def of_error(error: CairnError) -> JSONResponse:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    return problem(status, error.code, error.message, str(error.facts.get("remedy", "")))
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(CairnError)
+    def cairn_error(request: Request, error: CairnError) -> JSONResponse:
+        return of_error(error)
+
+    @app.exception_handler(RequestValidationError)
+    def validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        first: dict[str, Any] = dict(error.errors()[0]) if error.errors() else {}
+        where = ".".join(str(part) for part in first.get("loc", ()))
+        return problem(422, "invalid-input", f"{where}: {first.get('msg', 'does not fit')}"[:500])
+
+    @app.exception_handler(HTTPException)
+    def http(request: Request, error: HTTPException) -> JSONResponse:
+        code = {404: "not-found", 405: "invalid-input"}.get(error.status_code, "error")
+        headers = dict(error.headers) if error.headers else None
+        return problem(error.status_code, code, str(error.detail), headers=headers)
+
+    @app.exception_handler(Exception)
+    def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem(500, "internal", "an error that nobody foresaw; the log of the server has it")

@@ -1,0 +1,392 @@
+"""REST under `/api/v1`, with Flink's paths and documents. Reading needs nothing, changing needs the token."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
+from cairn.runtime.snapshots import Snapshot, open_snapshot
+from cairn.storage import layout
+from cairn.view import documents
+from cairn.view import state as states
+from cairn.view.records import JobView, OperatorView, is_savepoint
+from cairn.web import shapes
+from cairn.web.catalogue import Catalogue
+from cairn.web.options import WebOptions
+from cairn.web.problems import Problem
+from cairn.web.triggers import Triggers, allowed_target
+
+Document = dict[str, Any]
+JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The job's id.")]
+Uid = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The operator's uid.")]
+StateName = Annotated[str, Path(min_length=1, max_length=200, description="The state's name.")]
+TriggerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The id of the request.")]
+Number = Annotated[int, Path(ge=0, le=2**53, description="The checkpoint's number.")]
+KeyText = Annotated[str, Query(min_length=1, max_length=2000, description="The key; several columns with commas.")]
+Chosen = Annotated[int | None, Query(ge=1, le=2**53, description="Number; the newest one if none is given.")]
+PROBLEMS: dict[int | str, Document] = {
+    status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
+    for status, text in {
+        400: "it cannot be understood", 401: "the token is missing", 403: "not allowed", 404: "not found",
+        409: "it cannot be done now", 413: "too large", 415: "not JSON", 421: "not this host",
+        422: "a value does not fit", 503: "the storage cannot be reached",
+    }.items()
+}  # fmt: skip
+_STREAMS = 16
+_PULSE = 1.0
+
+
+def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
+    api = APIRouter(prefix="/api/v1", responses=PROBLEMS)
+    _reading(api, catalogue)
+    _checkpoints(api, catalogue)
+    _state(api, catalogue, options)
+    _changes(api, catalogue, options)
+    _streams(api, catalogue)
+    return api
+
+
+def _operator(job: JobView, uid: str) -> OperatorView:
+    found = job.operator(uid)
+    if found is None:
+        there = ", ".join(operator.uid for operator in job.operators) or "none"
+        raise NotFoundError(f"job '{job.job_id}' has no operator '{uid}'; it has {there}", uid=uid)
+    return found
+
+
+def _reading(api: APIRouter, catalogue: Catalogue) -> None:
+    @api.get("/health", tags=["server"])
+    def health() -> dict[str, str]:
+        """The server answers."""
+        return {"status": "ok"}
+
+    @api.get("/config", tags=["server"])
+    def config() -> Document:
+        """The versions and the pace of the page."""
+        return {"cairn-version": version("cairn"), "refresh-interval": int(_PULSE * 1000)}
+
+    @api.get("/overview", tags=["server"])
+    def overview() -> Document:
+        """How many jobs there are of each state."""
+        found = [view.status for view in catalogue.views()]
+        words = {"jobs-running": ("RUNNING", "RESTARTING", "CREATED"), "jobs-finished": ("FINISHED",)}
+        words |= {"jobs-cancelled": ("CANCELED",), "jobs-failed": ("FAILED", "CRASHED")}
+        counted = {name: sum(1 for word in found if word in of) for name, of in words.items()}
+        return {**counted, "cairn-version": version("cairn")}
+
+    @api.get("/jobs", tags=["jobs"])
+    def jobs() -> shapes.JobIds:
+        """Ids and states of all jobs."""
+        return {"jobs": [{"id": view.job_id, "status": view.status} for view in catalogue.views()]}
+
+    @api.get("/jobs/overview", tags=["jobs"])
+    def jobs_overview() -> shapes.JobsOverview:
+        """All jobs in a line each."""
+        return {"jobs": [documents.overview(view) for view in catalogue.views()]}  # type: ignore[misc]
+
+    @api.get("/jobs/{jobid}", tags=["jobs"])
+    def job(jobid: JobId) -> Document:
+        """One job with its operators and its plan."""
+        return documents.detail(catalogue.view(jobid))
+
+    @api.get("/jobs/{jobid}/plan", tags=["jobs"])
+    def plan(jobid: JobId) -> Document:
+        """Sources, operators and sinks, and who reads whom."""
+        return {"plan": documents.plan(catalogue.view(jobid))}
+
+    @api.get("/jobs/{jobid}/exceptions", tags=["jobs"])
+    def exceptions(jobid: JobId, maxExceptions: Annotated[int, Query(ge=1, le=500)] = 50) -> Document:
+        """Failures of the job, newest first."""
+        found = catalogue.view(jobid).exceptions
+        entries = [
+            {
+                "exceptionName": str(e.facts.get("code", "error")),
+                "stacktrace": e.text,
+                "timestamp": e.time_ms,
+                "run": e.run,
+            }
+            for e in found[:maxExceptions]
+        ]
+        return {"exceptionHistory": {"entries": entries, "truncated": len(found) > maxExceptions}}
+
+    @api.get("/jobs/{jobid}/rescales/history", tags=["jobs"])
+    def rescales(jobid: JobId) -> Document:
+        """Starts, restores and changes of parallelism, newest first."""
+        entries = [msgspec.to_builtins(r) | {"rescaled": r.rescaled} for r in catalogue.view(jobid).restores]
+        return {"history": entries}
+
+    @api.get("/jobs/{jobid}/metrics", tags=["jobs"])
+    def metrics(jobid: JobId, get: Annotated[str, Query(max_length=2000)] = "") -> list[dict[str, str]]:
+        """Flink's job metrics: their names, or the values of those that `get` names, with commas between them."""
+        values = job_metrics(catalogue.view(jobid))
+        if not get:
+            return [{"id": name} for name in values]
+        return [{"id": name, "value": str(values[name])} for name in get.split(",") if name in values]
+
+    @api.get("/jobs/{jobid}/vertices/{vertexid}", tags=["operators"])
+    def vertex(jobid: JobId, vertexid: Uid) -> Document:
+        """One operator down to the subtask."""
+        view = catalogue.view(jobid)
+        return documents.vertex_detail(view, _operator(view, vertexid))
+
+    @api.get("/jobs/{jobid}/vertices/{vertexid}/backpressure", tags=["operators"])
+    def backpressure(jobid: JobId, vertexid: Uid) -> Document:
+        """How long its subtasks wait for those who take their rows."""
+        return documents.backpressure(_operator(catalogue.view(jobid), vertexid))
+
+    @api.get("/jobs/{jobid}/epochs", tags=["jobs"])
+    def epochs(jobid: JobId, limit: Annotated[int, Query(ge=1, le=5000)] = 100) -> Document:
+        """The newest epochs, oldest first."""
+        return {"epochs": msgspec.to_builtins(catalogue.view(jobid).epochs[-limit:])}
+
+    @api.get("/jobs/{jobid}/epochs.csv", tags=["jobs"], response_class=Response)
+    def epochs_csv(jobid: JobId) -> Response:
+        """The newest epochs as a table."""
+        names = ("epoch", "run", "end_ms", "duration_ms", "rows_in", "rows_out", "keys", "bytes_written", "watermark")
+        rows = ([getattr(epoch, name) for name in names] for epoch in catalogue.view(jobid).epochs)
+        return _csv(names, rows, f"{jobid}-epochs.csv")
+
+
+def job_metrics(job: JobView) -> dict[str, int | float | str]:
+    """Flink's names and meanings."""
+    told = job.checkpoints
+    last = told.latest("COMPLETED")
+    restore = next((r for r in job.restores if r.kind in ("checkpoint", "savepoint")), None)
+    return {
+        "lastCheckpointDuration": last.duration_ms if last else -1,
+        "lastCheckpointSize": last.written_bytes if last else -1,
+        "lastCheckpointFullSize": last.full_bytes if last else -1,
+        "lastCompletedCheckpointId": last.id if last else -1,
+        "lastCheckpointCompletedTimestamp": last.end_ms if last else -1,
+        "lastCheckpointExternalPath": last.path if last else "n/a",
+        "lastCheckpointRestoreTimestamp": restore.time_ms if restore else -1,
+        "numberOfInProgressCheckpoints": told.count("IN_PROGRESS"),
+        "numberOfCompletedCheckpoints": told.count("COMPLETED"),
+        "numberOfFailedCheckpoints": told.count("FAILED"),
+        "totalNumberOfCheckpoints": len(told.history),
+        "numRestarts": job.restarts,
+        "numRescales": sum(1 for r in job.restores if r.rescaled),
+        "uptime": job.duration_ms if job.running else 0,
+    }
+
+
+def _csv(names: Iterable[str], rows: Iterable[Iterable[Any]], file: str) -> Response:
+    """A table. Text that a spreadsheet would take for a formula is quoted with an apostrophe."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([f"'{v}" if isinstance(v, str) and v[:1] in "=+-@\t\r" and v else v for v in row])
+    headers = {"Content-Disposition": f'attachment; filename="{file}"'}
+    return Response(out.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
+    @api.get("/jobs/{jobid}/checkpoints", tags=["checkpoints"])
+    def checkpoints(
+        jobid: JobId,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+        offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    ) -> shapes.Checkpoints:
+        """Counts, summary, the latest of each kind, and the history, newest first."""
+        return documents.checkpoints(catalogue.view(jobid), limit, offset)  # type: ignore[return-value]
+
+    @api.get("/jobs/{jobid}/checkpoints.csv", tags=["checkpoints"], response_class=Response)
+    def checkpoints_csv(jobid: JobId) -> Response:
+        """The history as a table."""
+        names = [
+            "id", "status", "checkpoint_type", "trigger_timestamp", "end_to_end_duration", "checkpointed_size",
+            "state_size", "epoch", "external_path", "failure_message",
+        ]  # fmt: skip
+        told = (documents.checkpoint(info) for info in catalogue.view(jobid).checkpoints.history)
+        return _csv(names, ([entry.get(name, "") for name in names] for entry in told), f"{jobid}-checkpoints.csv")
+
+    @api.get("/jobs/{jobid}/checkpoints/config", tags=["checkpoints"])
+    def config(jobid: JobId) -> Document:
+        """The checkpoint settings of the newest run."""
+        return documents.checkpoint_config(catalogue.view(jobid))
+
+    @api.get("/jobs/{jobid}/checkpoints/details/{checkpointid}", tags=["checkpoints"])
+    def details(jobid: JobId, checkpointid: Number) -> Document:
+        """One checkpoint with its operators."""
+        return documents.checkpoint(catalogue.reader(jobid).checkpoint(checkpointid))
+
+    @api.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}", tags=["checkpoints"])
+    def subtasks(jobid: JobId, checkpointid: Number, vertexid: Uid) -> Document:
+        """One operator's part in a checkpoint."""
+        info = catalogue.reader(jobid).checkpoint(checkpointid)
+        operator = next((op for op in info.operators if op.uid == vertexid), None)
+        if operator is None:
+            raise NotFoundError(f"checkpoint {checkpointid} has no operator '{vertexid}'", uid=vertexid)
+        return documents.subtasks(operator, info)
+
+
+def snapshot_of(job: JobView, number: int | None) -> Snapshot:
+    """A retained checkpoint or a savepoint of the job by its number; the newest checkpoint if there is none."""
+    if number is None:
+        return open_snapshot(job.directory)
+    info = job.checkpoints.find(number)
+    if info is not None and is_savepoint(info) and info.path:
+        return open_snapshot(info.path)
+    folder = os.path.join(job.directory, layout.checkpoint_folder(number))
+    if not os.path.isdir(folder):
+        raise NotFoundError(f"checkpoint {number} is not retained; only its statistics may be left", checkpoint=number)
+    return open_snapshot(folder)
+
+
+def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
+    @api.get("/jobs/{jobid}/state", tags=["state"])
+    def operators(jobid: JobId, checkpoint: Chosen = None) -> Document:
+        """Operators and their states in a retained checkpoint or savepoint."""
+        found = snapshot_of(catalogue.view(jobid), checkpoint)
+        told = [
+            {"uid": op.uid, "name": op.name, "key": op.key_type, "states": [s.name for s in op.states.values()]}
+            for op in found.operators.values()
+        ]
+        return {"path": found.path, "epoch": found.metadata.epoch, "operators": told}
+
+    @api.get("/jobs/{jobid}/state/{uid}", tags=["state"])
+    def summaries(jobid: JobId, uid: Uid, checkpoint: Chosen = None) -> Document:
+        """Rows, keys, bytes, skew by key group and biggest keys of each state of an operator."""
+        found = snapshot_of(catalogue.view(jobid), checkpoint)
+        return {"states": msgspec.to_builtins(states.summaries(found, uid, options.masks))}
+
+    @api.get("/jobs/{jobid}/state/{uid}/{state}/key", tags=["state"])
+    def key(jobid: JobId, uid: Uid, state: StateName, key: KeyText, checkpoint: Chosen = None) -> Document:
+        """The state of one key."""
+        found = snapshot_of(catalogue.view(jobid), checkpoint)
+        result: Document = msgspec.to_builtins(states.lookup(found, uid, state, key, options.masks))
+        return result
+
+    @api.get("/jobs/{jobid}/state/{uid}/{state}/key/history", tags=["state"])
+    def history(jobid: JobId, uid: Uid, state: StateName, key: KeyText) -> Document:
+        """The state of one key in the retained checkpoints, newest first."""
+        directory = catalogue.view(jobid).directory
+        return {"history": msgspec.to_builtins(states.history_of_key(directory, uid, state, key, options.masks))}
+
+    @api.get("/jobs/{jobid}/compare", tags=["state"])
+    def compare(
+        jobid: JobId, before: Annotated[int, Query(ge=1, le=2**53)], after: Annotated[int, Query(ge=1, le=2**53)]
+    ) -> Document:
+        """What differs between two checkpoints or savepoints of the job."""
+        view = catalogue.view(jobid)
+        paths = [snapshot_of(view, number).path for number in (before, after)]
+        return {"states": msgspec.to_builtins(states.compare(paths[0], paths[1], options.masks))}
+
+
+def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
+    triggers = Triggers()
+    accepted = 202
+
+    @api.post("/jobs/{jobid}/checkpoints", tags=["changes"], status_code=accepted)
+    def checkpoint(jobid: JobId, body: shapes.CheckpointBody) -> shapes.TriggerAnswer:
+        """Take a checkpoint now."""
+        asked = {"full": {"CONFIGURED": None, "FULL": True, "INCREMENTAL": False}[body.checkpointType]}
+        return _start(jobid, body.triggerId, "checkpoint", asked)
+
+    @api.get("/jobs/{jobid}/checkpoints/{triggerid}", tags=["changes"])
+    def checkpoint_status(jobid: JobId, triggerid: TriggerId) -> shapes.TriggerStatus:
+        """How far a requested checkpoint is."""
+        return triggers.find(catalogue.view(jobid), triggerid, ["checkpoint"])  # type: ignore[return-value]
+
+    @api.get("/jobs/{jobid}/savepoints", tags=["checkpoints"])
+    def savepoints(jobid: JobId) -> Document:
+        """The savepoints of the job, newest first."""
+        found = [info for info in catalogue.view(jobid).checkpoints.history if is_savepoint(info)]
+        return {"savepoints": [documents.checkpoint(info) for info in found]}
+
+    @api.post("/jobs/{jobid}/savepoints", tags=["changes"], status_code=accepted)
+    def savepoint(jobid: JobId, body: shapes.SavepointBody) -> shapes.TriggerAnswer:
+        """Write a savepoint while the job runs."""
+        target = allowed_target(catalogue.view(jobid), body.target_directory, options.savepoint_roots)
+        return _start(jobid, body.triggerId, "savepoint", {"dir": target})
+
+    @api.get("/jobs/{jobid}/savepoints/{triggerid}", tags=["changes"])
+    def savepoint_status(jobid: JobId, triggerid: TriggerId) -> shapes.TriggerStatus:
+        """How far a requested savepoint or stop is."""
+        return triggers.find(catalogue.view(jobid), triggerid, ["savepoint", "stop", "cancel"])  # type: ignore[return-value]
+
+    @api.post("/jobs/{jobid}/stop", tags=["changes"], status_code=accepted)
+    def stop(jobid: JobId, body: shapes.StopBody) -> shapes.TriggerAnswer:
+        """Stop the job with a savepoint; ask at savepoints/{triggerid} how far it is."""
+        target = allowed_target(catalogue.view(jobid), body.targetDirectory, options.savepoint_roots)
+        return _start(jobid, body.triggerId, "stop", {"dir": target, "drain": body.drain})
+
+    @api.patch("/jobs/{jobid}", tags=["changes"], status_code=accepted)
+    def cancel(jobid: JobId, mode: Annotated[str, Query(pattern="^cancel$")] = "cancel") -> shapes.TriggerAnswer:
+        """Cancel the job: the running epoch is finished, and nothing more is written."""
+        return _start(jobid, None, "cancel", {})
+
+    def _start(jobid: str, trigger_id: str | None, action: str, asked: Document) -> shapes.TriggerAnswer:
+        chosen = trigger_id or uuid.uuid4().hex
+        triggers.start(catalogue.view(jobid), chosen, action, asked)
+        return {"request-id": chosen}
+
+
+def _streams(api: APIRouter, catalogue: Catalogue) -> None:
+    open_streams = 0
+
+    @api.get("/jobs/{jobid}/events", tags=["jobs"], response_class=StreamingResponse)
+    async def events(
+        jobid: JobId, request: Request, once: Annotated[bool, Query(description="One event, then the end.")] = False
+    ) -> StreamingResponse:
+        """What changes, as server-sent events: the job in one line, once a second."""
+        nonlocal open_streams
+        await asyncio.to_thread(catalogue.view, jobid)
+        if open_streams >= _STREAMS:
+            raise CheckpointFailedError(f"{_STREAMS} pages listen already; close one")
+
+        async def stream() -> AsyncIterator[bytes]:
+            nonlocal open_streams
+            open_streams += 1
+            try:
+                while not await request.is_disconnected():
+                    view = await asyncio.to_thread(catalogue.view, jobid)
+                    yield b"event: job\ndata: " + json.dumps(live(view)).encode() + b"\n\n"
+                    if once:
+                        return
+                    await asyncio.sleep(_PULSE)
+            finally:
+                open_streams -= 1
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+
+def live(job: JobView) -> Document:
+    """What a page shows that changes while one looks at it."""
+    last = job.checkpoints.latest("COMPLETED")
+    epoch = job.epochs[-1] if job.epochs else None
+    return {
+        **documents.overview(job),
+        "epoch-duration": round(epoch.duration_ms) if epoch else None,
+        "rows-in": epoch.rows_in if epoch else None,
+        "watermark-lag": job.watermark_lag_ms,
+        "state-size": job.state_bytes,
+        "checkpoint": last.id if last else None,
+        "checkpoint-duration": last.duration_ms if last else None,
+        "checkpoint-age": job.now_ms - last.end_ms if last else None,
+        "in-progress": job.checkpoints.count("IN_PROGRESS"),
+        "completed": job.checkpoints.count("COMPLETED"),
+        "failed": job.checkpoints.count("FAILED"),
+    }
+
+
+def number_of(text: str | None) -> int | None:
+    """A number that a form sent, or None."""
+    if not text:
+        return None
+    if not text.isdigit() or len(text) > 15:
+        raise InvalidInputError(f"{text[:40]!r} is no number of a checkpoint")
+    return int(text)

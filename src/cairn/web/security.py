@@ -1,0 +1,183 @@
+"""The gate before every request: host, token, origin, size, and the headers of every answer.
+
+A request passes these in order:
+1. its `Host` is one of ours, so that a foreign name pointed to this address gets nothing;
+2. with an open address, or to change something, it carries the token (header, or the cookie of a link with `?token=`);
+3. to change something, it is JSON, and if a browser sent it, it comes from our own page;
+4. its body is small.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse, Response
+
+from cairn.web.options import WebOptions
+from cairn.web.problems import problem
+
+_audit = logging.getLogger("cairn.audit")
+MAX_BODY = 64 * 1024
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_SAFE = ("GET", "HEAD")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: Any, options: WebOptions) -> None:
+        self._app = app
+        self._options = options
+        own = options.address if options.address not in ("0.0.0.0", "::") else ""  # noqa: S104 - compared, not bound
+        self._hosts = {host.lower() for host in (*_LOOPBACK, own, *options.hosts) if host}
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                answer = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    answer[name] = value
+                if "cache-control" not in answer:
+                    answer["Cache-Control"] = "no-store"
+            await send(message)
+
+        refused = self._refusal(scope, headers)
+        if refused is not None:
+            await refused(scope, receive, send_with_headers)
+            return
+        if scope["method"] not in _SAFE:
+            body = await _read(receive)
+            if body is None:
+                too_large = problem(413, "invalid-input", f"the body is larger than {MAX_BODY} bytes")
+                await too_large(scope, receive, send_with_headers)
+                return
+            who = scope.get("client") or ("?", 0)
+            _audit.info(
+                "%s %s from %s: %s", scope["method"], scope["path"], who[0], body[:500].decode("utf-8", "replace")
+            )
+            receive = _replay(body, receive)
+        await self._app(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: dict[str, Any], headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        if _name(host).lower() not in self._hosts:
+            return problem(
+                421, "forbidden-host", f"this server does not answer to the host {_name(host)[:100]!r}",
+                "Use the address that the job printed, or set cairn.web.hosts.",
+            )  # fmt: skip
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)[:50])
+        if "token" in query and scope["method"] in _SAFE:
+            return self._login(scope, query, host)
+        changes = scope["method"] not in _SAFE
+        if (changes or not self._options.loopback) and not self._known(scope, headers):
+            remedy = "Open the link that was printed at the start, or send the header Authorization: Bearer TOKEN."
+            return problem(
+                401, "token-needed", "this needs the token of the server", remedy, {"WWW-Authenticate": "Bearer"}
+            )
+        return self._refuse_change(headers, host) if changes else None
+
+    def _refuse_change(self, headers: Headers, host: str) -> Response | None:
+        if self._options.read_only:
+            return problem(
+                403, "read-only", "this server changes nothing", "Use the command line, or unset cairn.web.read-only."
+            )
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        foreign = origin is not None and origin.split("://", 1)[-1].lower() != host.lower()
+        if foreign or site not in (None, "same-origin", "none"):
+            return problem(403, "foreign-origin", "a page of another origin may not change anything here")
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json" and headers.get("content-length", "0") != "0":
+            return problem(415, "invalid-input", "the body must be application/json")
+        if origin is not None and kind != "application/json":
+            return problem(415, "invalid-input", "a browser must send application/json")
+        return None
+
+    def _login(self, scope: dict[str, Any], query: dict[str, str], host: str) -> Response:
+        """A link with the token: keep it in a cookie, and take it out of the address."""
+        if not self._fits(query.pop("token")):
+            return problem(401, "token-needed", "this is not the token of this server; it changes at every start")
+        rest = f"?{urlencode(query)}" if query else ""
+        path = "/" + scope["path"].lstrip("/")  # a path that begins with two slashes would name another host
+        answer = RedirectResponse(path + rest, 303)
+        answer.set_cookie(_cookie(host), self._options.token, httponly=True, samesite="strict", path="/")
+        return answer
+
+    def _known(self, scope: dict[str, Any], headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._fits(given.strip()):
+            return True
+        return self._fits(headers.get("x-cairn-token", "")) or self.has_cookie(headers)
+
+    def has_cookie(self, headers: Headers) -> bool:
+        try:
+            cookies = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        found = cookies.get(_cookie(headers.get("host", "")))
+        return found is not None and self._fits(found.value)
+
+    def _fits(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode("utf-8", "replace"), self._options.token.encode())
+
+
+def _name(host: str) -> str:
+    """The name in a `Host` header, without the port."""
+    if host.startswith("["):
+        return host[1:].split("]")[0]
+    return host.rsplit(":", 1)[0] if ":" in host else host
+
+
+def _cookie(host: str) -> str:
+    """Cookies do not know ports, and two jobs of a machine must not overwrite each other's."""
+    port = host.rsplit(":", 1)[-1] if ":" in host and not host.endswith("]") else "80"
+    return f"cairn_token_{port}" if port.isdigit() else "cairn_token"
+
+
+async def _read(receive: Any) -> bytes | None:
+    """The whole body, or None if it is too large."""
+    parts: bytes = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return parts
+        parts += message.get("body", b"")
+        if len(parts) > MAX_BODY:
+            return None
+        if not message.get("more_body"):
+            return parts
+
+
+def _replay(body: bytes, receive: Any) -> Any:
+    told = False
+
+    async def again() -> Any:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

@@ -1,0 +1,84 @@
+"""The documents of the REST interface as types: FastAPI checks them and writes them into the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$")]
+
+JobOverview = TypedDict(
+    "JobOverview",
+    {
+        "jid": str, "name": str, "state": str, "start-time": int, "end-time": int, "duration": int,
+        "last-modification": int, "run": int, "restarts": int, "epoch": int, "directory": str, "web-url": str,
+        "health": str, "tasks": dict[str, int],
+    },
+)  # fmt: skip
+
+
+class JobsOverview(TypedDict):
+    jobs: list[JobOverview]
+
+
+class JobIds(TypedDict):
+    jobs: list[dict[str, str]]
+
+
+class Counts(TypedDict):
+    total: int
+    in_progress: int
+    completed: int
+    failed: int
+    restored: int
+
+
+class Statistics(TypedDict):
+    min: float
+    max: float
+    avg: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+
+
+class Checkpoints(TypedDict):
+    counts: Counts
+    summary: dict[str, Statistics]
+    latest: dict[str, dict[str, Any] | None]
+    history: list[dict[str, Any]]
+
+
+TriggerAnswer = TypedDict("TriggerAnswer", {"request-id": str})
+
+
+class TriggerStatus(TypedDict):
+    status: dict[str, str]
+    operation: dict[str, Any] | None
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class CheckpointBody(_Body):
+    checkpointType: Literal["CONFIGURED", "FULL", "INCREMENTAL"] = "CONFIGURED"
+    triggerId: Id | None = None
+
+
+class SavepointBody(_Body):
+    target_directory: Annotated[str, Field(max_length=4096)] | None = Field(default=None, alias="target-directory")
+    cancel_job: Literal[False] = Field(default=False, alias="cancel-job")
+    formatType: Literal["CANONICAL"] = "CANONICAL"
+    triggerId: Id | None = None
+
+
+class StopBody(_Body):
+    targetDirectory: Annotated[str, Field(max_length=4096)] | None = None
+    drain: bool = False
+    formatType: Literal["CANONICAL"] = "CANONICAL"
+    triggerId: Id | None = None

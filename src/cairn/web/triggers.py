@@ -1,0 +1,128 @@
+"""Changes that are asked for over REST: begin one, say how far it is. A job is asked through its `control/` folder."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cairn.coordinator.control import ask
+from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
+from cairn.storage import layout
+from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.view.records import JobView
+
+_REMEMBERED = 1000
+_AT_ONCE = 32
+_PATIENCE = 3600.0
+
+
+@dataclass
+class Trigger:
+    """One request and its answer."""
+
+    action: str
+    asked: dict[str, Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: dict[str, Any] = field(default_factory=dict)
+
+
+class Triggers:
+    """The requests of this server by job and trigger id."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], Trigger] = OrderedDict()
+
+    def start(self, job: JobView, trigger_id: str, action: str, asked: dict[str, Any]) -> None:
+        """Ask the job, once for a trigger id. Raises if the id stands for something else, or too much is under way."""
+        layout.checked(trigger_id, "trigger id")
+        key = (job.job_id, trigger_id)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                if (known.action, known.asked) != (action, asked):
+                    raise CheckpointFailedError(f"trigger id {trigger_id} was used for another request; take a new one")
+                return
+            if not job.running:
+                raise CheckpointFailedError(
+                    f"job '{job.job_id}' is {job.status} and cannot be asked for anything",
+                    remedy="Start it again; what is committed is intact.",
+                )
+            if sum(1 for trigger in self._known.values() if not trigger.done.is_set()) >= _AT_ONCE:
+                raise CheckpointFailedError(f"{_AT_ONCE} requests are under way already; wait for one of them")
+            trigger = self._known[key] = Trigger(action, asked)
+            for old in [k for k, t in self._known.items() if t.done.is_set()][: max(0, len(self._known) - _REMEMBERED)]:
+                del self._known[old]
+        files = LocalFileSystem(job.directory)
+        threading.Thread(target=_ask, args=(files, trigger, trigger_id), name="cairn-trigger", daemon=True).start()
+
+    def find(self, job: JobView, trigger_id: str, actions: Sequence[str]) -> dict[str, Any]:
+        """Flink's document: `status.id`, and when it is COMPLETED the `operation`."""
+        trigger = self._known.get((job.job_id, trigger_id))
+        if trigger is None or trigger.action not in actions:
+            made = next((info for info in job.checkpoints.history if info.request and info.request == trigger_id), None)
+            if made is None or "savepoint" not in actions:
+                raise NotFoundError(
+                    f"job '{job.job_id}' was not asked for anything with the id {trigger_id[:128]!r} here"
+                )
+            if made.status.value == "IN_PROGRESS":
+                return _document("IN_PROGRESS", None)
+            failed = {"failure-cause": _cause(made.failure)} if made.status.value == "FAILED" else {}
+            return _document("COMPLETED", failed or {"location": made.path})
+        if not trigger.done.is_set():
+            return _document("IN_PROGRESS", None)
+        answer = trigger.answer
+        if "error" in answer:
+            word = "failureCause" if trigger.action == "checkpoint" else "failure-cause"
+            return _document("COMPLETED", {word: _cause(str(answer["error"]))})
+        info = answer.get("checkpoint", {})
+        if trigger.action == "checkpoint":
+            return _document("COMPLETED", {"checkpointId": info.get("id", 0)})
+        return _document("COMPLETED", {"location": info.get("path", "")})
+
+
+def _ask(files: LocalFileSystem, trigger: Trigger, trigger_id: str) -> None:
+    try:
+        question = {"action": trigger.action, **trigger.asked}
+        answer = ask(files, question, _PATIENCE, trigger_id)
+        trigger.answer = answer or {"error": "the job did not answer; is it running?"}
+    except (CairnError, OSError) as error:
+        trigger.answer = {"error": str(error)}
+    finally:
+        trigger.done.set()
+
+
+def _cause(text: str) -> dict[str, str]:
+    return {"class": "CheckpointFailedError", "stack-trace": text}
+
+
+def _document(status: str, operation: dict[str, Any] | None) -> dict[str, Any]:
+    return {"status": {"id": status}, "operation": operation}
+
+
+def allowed_target(job: JobView, given: str | None, roots: Sequence[str]) -> str | None:
+    """The directory for a savepoint: none for the job's own, or one below a root that the configuration names."""
+    own = str(job.config.get("savepoint_dir", ""))
+    if not given:
+        if not own:
+            raise InvalidInputError(
+                "no directory for the savepoint: the job has none, so name one below cairn.web.savepoint-roots",
+                remedy="Set execution.checkpointing.savepoint-dir for the job.",
+            )
+        return None
+    if "\0" in given:
+        raise InvalidInputError("a directory cannot have a null character in it")
+    wanted = os.path.realpath(local_root(given))
+    for root in filter(None, (own, *roots)):
+        below = os.path.realpath(local_root(root))
+        if wanted == below or wanted.startswith(below.rstrip(os.sep) + os.sep):
+            return wanted
+    raise InvalidInputError(
+        "savepoints may be written over the web below execution.checkpointing.savepoint-dir and "
+        "cairn.web.savepoint-roots only",
+        remedy="Use the command line for another place: cairn savepoint JOB DIR.",
+    )

@@ -1,0 +1,236 @@
+"""The read model: what is told of a job from its directory alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.webjob import EVIL, JOB, START, UID, info, make_job
+
+from cairn.coordinator.epochs import EpochReport
+from cairn.errors import InvalidInputError, NotFoundError
+from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.manifest import TaskMetrics
+from cairn.runtime.snapshots import open_snapshot
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.view import documents, state
+from cairn.view.health import health_of
+from cairn.view.journal import EpochRecorder, Event, Journal
+from cairn.view.reading import JobReader, find_readers, no_such_job, spread
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_job(tmp_path_factory.mktemp("jobs"))
+
+
+def test_a_finished_job_is_told_from_its_files(job: Path) -> None:
+    view = JobReader(str(job)).view()
+    assert (view.job_id, view.status, view.run, view.restarts) == (JOB, "FINISHED", 7, 6)
+    assert view.ended_ms > 0
+    assert not view.running
+    assert [operator.uid for operator in view.operators] == [UID]
+    operator = view.operators[0]
+    assert (operator.rows_in, operator.rows_out, operator.timers) == (2400, 2400, 60)
+    assert operator.skew == pytest.approx(0.5)
+    # 20 epochs of 400 ms at work and 100 ms of waiting, in 19 seconds and one epoch's 540 ms.
+    assert operator.busy == pytest.approx(8000 / 19_540, abs=0.001)
+    assert operator.backpressured == pytest.approx(2000 / 19_540, abs=0.001)
+    assert operator.level == "low"
+    assert operator.state_bytes > 0
+    assert {s.name for s in operator.states} >= {"total", "seen"}
+    assert len(view.epochs) == 60
+
+
+def test_the_checkpoints_are_counted_by_what_became_of_them(job: Path) -> None:
+    told = JobReader(str(job)).view().checkpoints
+    assert [found.id for found in told.history] == [5, 4, 3, 2, 1]
+    assert (told.count("COMPLETED"), told.count("FAILED"), told.restored) == (4, 1, 1)
+    latest, savepoint, failed = (
+        told.latest("COMPLETED"),
+        told.latest("COMPLETED", savepoint=True),
+        told.latest("FAILED"),
+    )
+    assert latest is not None
+    assert savepoint is not None
+    assert failed is not None
+    assert (latest.id, savepoint.id, failed.id) == (4, 5, 3)
+    assert not latest.discarded
+    one = told.find(1)
+    assert one is not None
+    assert one.discarded
+
+
+def test_restores_say_what_changed(job: Path) -> None:
+    newest, first = JobReader(str(job)).view().restores
+    assert (newest.kind, newest.checkpoint, newest.before, newest.parallelism) == ("savepoint", 5, 4, 2)
+    assert newest.rescaled
+    assert not first.rescaled
+
+
+@pytest.mark.parametrize(("kind", "status"), [("failed", "FAILED"), ("canceled", "CANCELED"), ("stopped", "FINISHED")])
+def test_the_end_of_a_job_is_the_last_event_of_its_run(tmp_path: Path, kind: str, status: str) -> None:
+    view = JobReader(str(make_job(tmp_path, ended=kind))).view()
+    assert view.status == status
+    assert health_of(view).level == ("bad" if kind == "failed" else "ended")
+
+
+def test_a_job_whose_process_is_gone_has_crashed_and_one_whose_process_lives_runs(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    crashed = JobReader(str(make_job(tmp_path / "a", ended="", pid=gone.pid))).view()
+    assert crashed.status == "CRASHED"
+    assert health_of(crashed).level == "bad"
+    running = JobReader(str(make_job(tmp_path / "b", ended=""))).view()
+    assert running.status == "RUNNING"
+    told = health_of(running)
+    assert told.level == "bad"  # its checkpoints are years old
+    assert any("three intervals" in reason for reason in told.reasons)
+
+
+def test_a_damaged_manifest_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    folder = make_job(tmp_path)
+    newest = max((folder / "epochs").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-3])
+    view = JobReader(str(folder)).view()
+    assert view.epoch == 3
+    assert any(str(newest) in text for text in view.damage)
+
+
+def test_a_job_of_another_cairn_and_folders_of_others_are_left_out(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "job.json").write_text(
+        '{"job_id": "x", "name": "x", "incarnation": "i", "max_parallelism": 1, "format_version": 99}'
+    )
+    assert list(find_readers(str(tmp_path))) == [JOB]
+    with pytest.raises(NotFoundError, match="no directory"):
+        find_readers(str(tmp_path / "nothing"))
+    assert "did you mean 'harness'" in str(no_such_job("harnes", [JOB]))
+
+
+def test_spread_is_flinks_eight_numbers() -> None:
+    told = spread(list(range(1, 101)))
+    assert (told.min, told.max, told.avg, told.p50, told.p99) == (1, 100, 50.5, 51, 100)
+    assert spread([]).p999 == 0
+
+
+def test_the_history_is_bounded_and_read_once(tmp_path: Path) -> None:
+    store = CheckpointStore(LocalFileSystem(str(tmp_path)), history_kept=3)
+    for number in range(1, 6):
+        store.remember(info(number, START))
+    first = store.history()
+    assert [found.id for found in first] == [5, 4, 3]
+    assert store._remembered
+    assert store.history() == first
+
+
+def test_a_failed_checkpoint_tells_its_cause(job: Path) -> None:
+    told = documents.checkpoint(JobReader(str(job)).checkpoint(3))
+    assert (told["status"], told["failure_message"], told["failure_reason"]) == ("FAILED", EVIL, "CHECKPOINT_EXPIRED")
+    with pytest.raises(NotFoundError, match="no checkpoint 99"):
+        JobReader(str(job)).checkpoint(99)
+
+
+# State.
+
+
+def test_a_key_is_found_in_every_retained_checkpoint(job: Path) -> None:
+    masks = state.Masks()
+    found = state.history_of_key(str(job), UID, "total", "user-3", masks)
+    sums = {2: sum(n for n in range(60) if n % 7 == 3), 4: sum(n for n in range(100) if n % 7 == 3)}
+    assert {(entry.checkpoint, int(entry.value)) for entry in found} == set(sums.items())
+    nobody = state.lookup(open_snapshot(str(job)), UID, "total", "nobody", masks)
+    assert not nobody.present
+
+
+def test_hidden_states_show_no_value_and_no_key(job: Path) -> None:
+    masks = state.Masks(["tested.tot*"])
+    snapshot = open_snapshot(str(job))
+    assert state.lookup(snapshot, UID, "total", "user-3", masks).value == "(hidden)"
+    assert state.sample(snapshot, UID, "total", 3, masks) == [("(hidden)", "(hidden)")] * 3
+    told = {entry.name: entry for entry in state.summaries(snapshot, UID, state.Masks(["tested.seen"]))}
+    assert told["seen"].biggest == []
+    assert told["total"].rows == 7
+
+
+def test_states_are_measured_by_key_group(job: Path) -> None:
+    told = {entry.name: entry for entry in state.summaries(open_snapshot(str(job)), UID, state.Masks())}
+    assert (told["total"].keys, told["seen"].rows, sum(told["seen"].groups)) == (7, 100, 100)
+    assert told["seen"].biggest[0][1] == 15
+    assert told["seen"].counted
+
+
+def test_more_rows_than_a_page_counts_are_not_counted(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_ROWS", 5)
+    told = {entry.name: entry for entry in state.summaries(open_snapshot(str(job)), UID, state.Masks())}
+    assert not told["seen"].counted
+
+
+def test_two_checkpoints_are_compared(job: Path) -> None:
+    found = {d.state: d for d in state.compare(str(job / "chk-2"), str(job / "chk-4"), state.Masks())}
+    assert (found["total"].changed, found["total"].added) == (7, 0)
+    assert (found["seen"].added, found["seen"].removed) == (40, 0)
+    assert found["total"].samples[0][1] != found["total"].samples[0][2]
+
+
+def test_a_key_that_does_not_fit_is_refused(job: Path) -> None:
+    operator = open_snapshot(str(job)).operator(UID)
+    assert state.parse_key(operator, "a,b") == "a,b"  # one column: the text is the key
+    from cairn.runtime.snapshots import SnapshotOperator
+
+    numbers = SnapshotOperator("n", "n", 1, "a int, b date")
+    with pytest.raises(InvalidInputError, match="2 values"):
+        state.parse_key(numbers, "1")
+    with pytest.raises(InvalidInputError, match="no date"):
+        state.parse_key(numbers, "1,yesterday")
+
+
+# The journal.
+
+
+def report(epoch: int) -> EpochReport:
+    metrics = TaskMetrics(rows_in=5, rows_out=4, times={"fetch": 10.0, "emit": 20.0}, began_ms=1000, ended_ms=1100)
+    return EpochReport(epoch, 5, 4, 2, 2, 100, 120.0, 7, 9, tasks=((UID, 0, metrics),))
+
+
+def test_epochs_are_written_down_in_chunks_and_summed_by_run(tmp_path: Path) -> None:
+    journal = Journal(LocalFileSystem(str(tmp_path)))
+    recorder = EpochRecorder(journal)
+    recorder.begin(1)
+    for epoch in range(3):
+        recorder.record(report(epoch))
+    recorder.due()
+    assert journal.chunks() == []  # not a minute yet
+    recorder.begin(2)
+    recorder.record(report(3))
+    recorder.flush()
+    first, second = journal.chunks()
+    assert ([e.epoch for e in first.epochs], first.totals[UID][0].rows_in) == ([0, 1, 2], 15)
+    assert (second.run, second.totals[UID][0].rows_in) == (2, 5)
+    load = second.epochs[0].operators[UID][0]
+    assert (load.busy_ms, load.backpressured_ms) == (70.0, 20.0)
+    assert [e.epoch for e in recorder.epochs()] == [0, 1, 2, 3]
+
+
+def test_a_journal_that_cannot_be_written_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "events").write_text("a file where a folder should be")
+    journal = Journal(LocalFileSystem(str(tmp_path)))
+    for _ in range(3):
+        journal.add(1, "started")
+    assert len([r for r in caplog.records if "incomplete" in r.getMessage()]) == 1
+
+
+def test_events_are_bounded_and_broken_ones_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.view.journal.EVENTS_KEPT", 3)
+    journal = Journal(LocalFileSystem(str(tmp_path)))
+    for number in range(5):
+        journal.add(number, "started")
+    (tmp_path / "events" / "00000000000000000009").write_text("{")
+    assert [event.run for event in journal.events()] == [2, 3, 4]
+    assert all(isinstance(event, Event) for event in journal.events())
+    assert CheckpointStatus.FAILED.value == "FAILED"
