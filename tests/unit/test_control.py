@@ -33,7 +33,7 @@ class Job:
     def begin(self) -> None:
         """A new run."""
         self.control = Control(
-            self.files, self.world.coordinator, {name: self._action(name) for name in ("savepoint", "stop")}
+            self.files, self.world.coordinator, {name: self._action(name) for name in ("savepoint", "stop", "cancel")}
         )
 
     def _action(self, name: str) -> Callable[[Any], Callable[[], CheckpointInfo]]:
@@ -133,25 +133,26 @@ def test_ctrl_c_takes_the_request_back(job: Job, monkeypatch: pytest.MonkeyPatch
 def test_an_old_request_to_stop_does_not_stop_the_next_run(job: Job) -> None:
     """The client was killed, so it took nothing back."""
     hour_ago = time.time() - 3600
-    for name in ("stop", "savepoint"):
+    for name in ("stop", "cancel", "savepoint"):
         job.files.create(f"control/{name}", json.dumps({"action": name}).encode())
         os.utime(os.path.join(job.files.root, "control", name), (hour_ago, hour_ago))
     job.files.create("control/young", b'{"action":"stop"}')
-    assert job.serve() == ["savepoint.done", "stop.done", "young.done"]
+    assert job.serve() == ["cancel.done", "savepoint.done", "stop.done", "young.done"]
     assert sorted(job.asked) == ["savepoint", "stop"], "what harms nobody is done all the same"
-    assert "3600 s old" in job.answer("stop")["error"]
+    assert "the request to stop is 3600 s old" in job.answer("stop")["error"]
+    assert "the request to cancel is 3600 s old" in job.answer("cancel")["error"]
     assert "ask again" in job.answer("stop")["error"]
     assert job.answer("young")["checkpoint"]["epoch"] == 3
 
 
 def test_that_a_job_was_stopped_is_not_said_of_its_next_run(served: Job) -> None:
-    for name in ("stop", "savepoint"):
+    for name in ("stop", "cancel", "savepoint"):
         served.files.create(f"control/{name}", json.dumps({"action": name}).encode())
-    assert served.serve() == ["savepoint.done", "stop.done"], "the clients died before they heard"
+    assert served.serve() == ["cancel.done", "savepoint.done", "stop.done"], "the clients died before they heard"
     served.begin()
     assert served.serve() == ["savepoint.done"]
     ask(served.files, {"action": "stop"}, 5, "stop")
-    assert served.asked == ["savepoint", "stop", "stop"], "the job itself says what is so"
+    assert served.asked == ["cancel", "savepoint", "stop", "stop"], "the job itself says what is so"
 
 
 @pytest.mark.parametrize(

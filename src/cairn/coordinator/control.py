@@ -1,9 +1,10 @@
 """The coordinator's thread, and requests to a running job as files: who can write its directory can ask, with no port.
 
 A request is `control/<id>` with a JSON document; the job removes it and answers with `control/<id>.done`.
-Requests that were there before the run started are answered too, except that a stop which nobody can be waiting for any
-more is refused; answers are removed by whoever asked, or after a day. The id is the asker's: asking again with the same
-one never makes a second savepoint. An answer says what it was asked, so that it is never taken for another's.
+Requests that were there before the run started are answered too, except that a stop or cancel which nobody can be
+waiting for any more is refused; answers are removed by whoever asked, or after a day. The id is the asker's: asking
+again with the same one never makes a second savepoint. An answer says what it was asked, so that it is never taken for
+another's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ PATIENCE = 30.0
 """Seconds after which a job that has not even taken a request up is held to be down."""
 _KEPT_SECONDS = 86_400.0
 _LATE = 2.0
-"""Of `PATIENCE`: a stop that is found so old was left by somebody who has gone."""
+"""Of `PATIENCE`: a request to end the job that is found so old was left by somebody who has gone."""
+_ENDINGS = ("stop", "cancel")
 
 Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo | None]]
 """Begins what a request asks for, and returns what waits for its end; `ValueError` for a request that is none."""
@@ -78,7 +80,7 @@ class Control:
     def _overtaken(self, path: str, present: set[str]) -> bool:
         """Whether a file tells what the start of this run made untrue; it is removed then.
 
-        That is: an answer that the job was stopped, and a sign that a request was heard which is not there any more.
+        That is: an answer that the job has ended, and a sign that a request was heard which is not there any more.
         """
         if path.endswith(_TAKEN) and path.removesuffix(_TAKEN) not in present:
             self._files.delete(path)
@@ -90,7 +92,7 @@ class Control:
         except (NotFoundError, msgspec.MsgspecError):
             return False
         asked = answer.get("asked")
-        if not isinstance(asked, dict) or asked.get("action") != "stop" or "checkpoint" not in answer:
+        if not isinstance(asked, dict) or asked.get("action") not in _ENDINGS or "error" in answer:
             return False
         self._files.delete(path)
         return True
@@ -175,12 +177,12 @@ def _told(error: Exception) -> str:
 
 
 def _refuse_late(asked: Mapping[str, Any], info: FileInfo) -> None:
-    """A stop that was asked for long ago is no wish of today: who asked has given up, or was killed."""
+    """An end that was asked for long ago is no wish of today: who asked has given up, or was killed."""
     age = time.time() - info.modified
-    if asked.get("action") == "stop" and age > _LATE * PATIENCE:
+    if asked.get("action") in _ENDINGS and age > _LATE * PATIENCE:
         raise CheckpointFailedError(
-            f"the request to stop is {age:.0f} s old and was not taken up by this run in time, so the job goes on; "
-            "ask again if it is to stop"
+            f"the request to {asked['action']} is {age:.0f} s old and was not taken up by this run in time, so the job "
+            "goes on; ask again if it is to end"
         )
 
 

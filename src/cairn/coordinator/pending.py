@@ -59,8 +59,8 @@ class CheckpointRequest:
             return "the job has not begun its first epoch yet; ask again when it has read its first rows"
         return (
             "the job has not begun its first epoch yet: it has read no row, so there is no state and no position to "
-            "save, and it goes on. To end it, cancel it (job.cancel(), or Ctrl-C where it runs): nothing is lost, and "
-            "it is started again without a savepoint. For a savepoint, ask again after its first epoch."
+            "save, and it goes on. To end it, cancel it (job.cancel(), or cairn cancel): nothing is lost, and it is "
+            "started again without a savepoint. For a savepoint, ask again after its first epoch."
         )
 
     def wait(self, timeout: float | None = None) -> CheckpointInfo:
