@@ -123,7 +123,7 @@ def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:
         return
     stored, offsets = snapshot.source_names, snapshot.offsets
     if stored and manifest.source_names:  # the sources may have other numbers now
-        plan = match_sources(stored, len(positions_of(offsets)), manifest.source_names)
+        plan = match_sources(stored, len(positions_of(offsets)), manifest.source_names, drop=True)
         offsets = rearranged(offsets, plan, snapshot.time_ms)
     lost = lost_files(os.path.join(files.root, manifest.spark, layout.SOURCES), offsets)
     if lost:
@@ -216,7 +216,7 @@ def _operators(
             OperatorState(
                 uid=wanted.uid,
                 name=wanted.stored.name,
-                parallelism=plan.parallelism,
+                parallelism=wanted.stored.parallelism,  # what belongs to subtasks is dealt out anew by the first epoch
                 key_type=wanted.stored.key_type,
                 states=[state.becomes for state in wanted.states],
                 chain=list(moved[wanted.uid]),
