@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from cairn import (
     Time,
     ValueStateDescriptor,
 )
+from cairn.api.spark import source_names
 from cairn.storage.savepoints import read_savepoint, verify
 
 pytestmark = pytest.mark.spark
@@ -391,7 +393,12 @@ def test_positions_of_generated_and_python_sources(lab: Lab) -> None:
     job = start("one", ["rate", "counter"])
     until(lambda: len(job.epochs()) >= 3)
     path = job.stop_with_savepoint(str(lab.folder / "sp")).path
-    assert read_savepoint(path).source_names == ["rate-micro-batch", "counter"]
+    assert [name.partition("{")[0] for name in read_savepoint(path).source_names] == ["rate-micro-batch", "counter"]
+    rates = [lab.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).load() for n in (4, 5)]
+    assert source_names(rates[0].union(rates[1])) == source_names(rates[1].union(rates[0]))[::-1]
+    assert source_names(rates[0]) != source_names(rates[1])
+    named = lab.spark.readStream.schema("n bigint").option("cairn.source", "lines").json(os.path.relpath(lab.input))
+    assert source_names(named) == [f"FileSource[{lab.input}]{{lines}}"]
     job = start("two", ["counter", "rate"], **{FROM: path})
     until(lambda: len(job.epochs()) >= 3)
     job.stop_with_savepoint(str(lab.folder / "sp"))

@@ -173,7 +173,8 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
     new = tuple(uid for uid in job.operators if uid not in matched)
     positions = len(positions_of(snapshot.offsets)) if snapshot.offsets else 0
     names = list(snapshot.source_names)
-    sources = match_sources(names if snapshot.offsets else [], positions, job.sources)
+    sources = match_sources(names if snapshot.offsets else [], positions, job.sources, settings.ignore_unclaimed)
+    problems += sources.problems
     notes += sources.notes
     if snapshot.drained:
         notes.append("the savepoint was taken after a drain: its event-time timers have all fired")
