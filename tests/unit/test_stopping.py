@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.unit.test_savepoint_coordinator import World
 from cairn.api.claims import release_claims
 from cairn.api.gate import EpochGate
 from cairn.api.savepoints import savepoint_path
-from cairn.api.sources import TICKS, copy_sources, lost_files, match_sources, rearranged, source_name
+from cairn.api.sources import TICKS, copy_sources, lost_files, match_sources, rearranged
 from cairn.api.stopping import StopNote, stop, tell_of_unfinished_stops
 from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidInputError
@@ -227,63 +226,6 @@ def test_sources_are_found_again_by_what_they_read(stored: list[str], wanted: li
     entry = "\n".join([ENTRY, *(f'"p{n}"' for n in range(len(stored)))])
     lines = rearranged(entry, plan, 0).split("\n")[2:]
     assert lines == ["-" if n is None else f'"p{n}"' for n in found]
-
-
-@pytest.mark.parametrize(
-    ("stored", "wanted", "found", "noted"),
-    [
-        (["rate{10}", "rate{1}"], ["rate{1}", "rate{10}"], [1, 0], ""),
-        (["rate{10}"], ["rate{1}"], [0], "other options, but the only one like it"),
-        (["rate", "rate"], ["rate{10}", "rate{1}"], [0, 1], "in this order"),
-        (["rate{1}", "rate{1}"], ["rate{1}", "rate{1}"], [0, 1], r"give each a name of its own: .option\('cairn.source'"),
-        (["rate{10}"], ["rate{1}", "rate{10}"], [None, 0], "is new"),
-        (["FileSource[file:///in/]{a}"], ["FileSource[/in]{b}"], [0], ""),
-        (["FileSource[/a]"], ["FileSource[/b]", "FileSource[/a]"], [None, 0], "is new"),
-    ],
-)
-def test_sources_of_one_kind_are_told_apart(stored: list[str], wanted: list[str], found: list[Any], noted: str) -> None:
-    plan = match_sources(stored, len(stored), wanted)
-    assert [match.stored for match in plan.matches] == found
-    assert plan.problems == ()
-    assert bool(plan.notes) == bool(noted)
-    assert re.search(noted, " ".join(plan.notes))
-
-
-@pytest.mark.parametrize(
-    ("stored", "wanted", "why"),
-    [
-        (["rate{10}", "rate{1}"], ["rate{2}", "rate{3}"], "nothing tells which from which"),
-        (["rate{1}"], ["rate{1}", "rate{1}"], "nothing tells which from which"),
-        (["rate{1}", "rate{1}"], ["rate{1}"], r"source 0 \(rate\{1\}\), source 1 \(rate\{1\}\) of the snapshot"),
-        (["rate"], ["rate{1}", "rate{2}"], "before the next snapshot"),
-        (["FileSource[/old]"], ["FileSource[/new]"], "every file would be read again"),
-        (["FileSource[/old]{a}", "rate"], ["rate", "FileSource[/new]{a}"], "let it be read under its old path"),
-    ],
-)
-def test_sources_that_could_be_mixed_up_are_refused(stored: list[str], wanted: list[str], why: str) -> None:
-    """Positions must not be swapped, and a directory that was moved must not be read again in silence."""
-    plan = match_sources(stored, len(stored), wanted)
-    assert len(plan.problems) == 1
-    assert re.search(why, plan.problems[0])
-    assert "--allow-non-restored-state" in plan.problems[0]
-    dropped = match_sources(stored, len(stored), wanted, drop=True)
-    assert dropped.problems == ()
-    assert all(match.stored is None for match in dropped.matches if match.name != "rate")
-    assert any("is new and starts at its beginning" in note for note in dropped.notes)
-    assert any("of the snapshot is gone" in note for note in dropped.notes)
-
-
-def test_names_of_sources() -> None:
-    ten, one = source_name("rate", {"rowsPerBatch": "10"}), source_name("rate", {"rowsPerBatch": "1"})
-    assert ten != one
-    assert ten == source_name("rate", {"rowsperbatch": "10", "fs.s3a.secret.key": "x"}), "no secrets, no case"
-    assert source_name("kafka", {"subscribe": "a", "kafka.bootstrap.servers": "x"}) == source_name(
-        "kafka", {"subscribe": "a", "kafka.bootstrap.servers": "y", "maxOffsetsPerTrigger": "5"}
-    )
-    assert source_name("kafka", {"subscribe": "a"}) != source_name("kafka", {"subscribe": "b"})
-    assert source_name("FileSource[/in]", {"path": "/in"}) == "FileSource[/in]"
-    assert source_name("rate", {"cairn.source": "orders", "rowsPerBatch": "1"}) == "rate{orders}"
-    assert source_name("cairn-script-71-3", {}) == "cairn-script"
 
 
 def test_sources_of_a_snapshot_that_says_nothing_of_them() -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cairn.api.claims import check_claim, claim
+from cairn.api.claims import check_claim, claim, drop_stale_claims
 from cairn.api.migration import Mover, Target
 from cairn.api.planning import JobShape, RestorePlan, make_plan
 from cairn.api.restore import damage, newest_intact, next_epoch, refuse_lost_files, restore, snapshot_damage
@@ -118,11 +118,12 @@ def recover(
         target = Target(files.root, epoch, Runs(files).newest() + 1, max(now_ms, plan.snapshot.time_ms))
         moved = _moved(plan, restorer.mover, target)
     run = Runs(files).take(parallelism, now_ms)
+    drop_stale_claims(files, identity)
     manifest: Manifest | None
     if snapshot is not None:
         epoch = next_epoch(snapshot, files)  # the run before may have committed another one meanwhile
         if plan is not None and settings.claim_mode == "CLAIM":
-            claim(snapshot, identity, files, epoch)
+            claim(snapshot, identity, files, epoch, run.run)
         manifest = restore(
             snapshot, files, run, identity.incarnation, identity.job_id, compact_interval, plan, moved, epoch
         )
