@@ -26,10 +26,10 @@ from cairn.api.directories import driver_directory, sweep_leftovers
 from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
-from cairn.api.planning import JobShape, RestorePlan, make_plan
+from cairn.api.planning import JobShape, RestorePlan
 from cairn.api.probing import probe
 from cairn.api.progress import EpochProgress
-from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
 from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.snapshots import find
@@ -249,7 +249,7 @@ class StreamExecutionEnvironment:
             settings.checkpoints.savepoint_dir, self._timers,
         )  # fmt: skip
         if self.plan_hooks:
-            self.plan_hooks[-1](self._plan(files, settings))
+            self.plan_hooks[-1](self._plan(files, settings, job_name))
         recovered = self._recover(handle, files, settings, groups)
         self._executed = True
         sweep_leftovers(files)
@@ -295,14 +295,9 @@ class StreamExecutionEnvironment:
             sources=self._source_names(self._final_frame()[0]),
         )
 
-    def _plan(self, files: LocalFileSystem, settings: Settings) -> RestorePlan:
+    def _plan(self, files: LocalFileSystem, settings: Settings, job_name: str) -> RestorePlan:
         """What a start from the snapshot that the settings name would do."""
-        if not settings.restore_path:
-            raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
-        snapshot = find(settings.restore_path)
-        identity = load_identity(files)
-        own = identity is not None and bool(snapshot.incarnation) and identity.incarnation == snapshot.incarnation
-        return make_plan(snapshot, self._shape(), settings, own)
+        return plan_restore(files, job_name, settings, self._shape, self._compact_interval())
 
     def _source_names(self, frame: DataFrame) -> list[str]:
         return source_names(frame) + ([TICKS] if self._timers else [])

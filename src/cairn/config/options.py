@@ -88,7 +88,8 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "execution.state-recovery.ignore-unclaimed-state": (
         "ignore_unclaimed", readers.boolean,
-        "start although stored state belongs to operators that the job no longer has",
+        "start although stored state belongs to operators that the job no longer has, or source positions to nobody knows "  # noqa: ISC004
+        "which source: both are dropped",
     ),
     "state.backend.type": ("backend", readers.text, "lmdb (default), hashmap, rocksdb, or an installed one"),
     "restart-strategy.type": (
@@ -145,6 +146,10 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "cairn.restore.renames": (
         "renames", readers.renames,
         "what uids and states of the snapshot are called now: old=new, uid.old-state=uid.new-state; default: none",
+    ),
+    "cairn.restore.again": (
+        "restore_again", readers.boolean,
+        "go back to the snapshot although the job started from it before; without it the job goes on; default false",
     ),
     "cairn.restore.allow-pickled": (
         "allow_pickled", readers.names,
