@@ -122,14 +122,20 @@ def test_stop_and_start_again_in_place_from_the_savepoint(lab: Lab) -> None:
     assert newest > info.epoch + 1, "epoch ids go on growing"
     job.cancel()
     assert outputs(lab, "oracle") == expected(ROWS[:160]), "every row once: nothing lay after the savepoint"
-    job = running(lab, **{FROM: info.path})
-    processed(job, 80)
+    job = running(lab, **{FROM: info.path})  # the same command: the job goes on
+    lab.feed(ROWS[160:200])
+    processed(job, 40)
     job.cancel()
-    replayed = [row for row in expected(ROWS[:160]) if row not in expected(ROWS[:80])]
-    assert outputs(lab, "oracle") == sorted(expected(ROWS[:160]) + replayed), "a roll-back shows the rows again"
+    assert outputs(lab, "oracle") == expected(ROWS[:200])
+    back = {FROM: info.path, "cairn.restore.again": True}
+    job = running(lab, **back)
+    processed(job, 120)
+    job.cancel()
+    replayed = [row for row in expected(ROWS[:200]) if row not in expected(ROWS[:80])]
+    assert outputs(lab, "oracle") == sorted(expected(ROWS[:200]) + replayed), "a roll-back shows the rows again"
     (lab.input / max(p.name for p in lab.input.iterdir())).unlink()
     with pytest.raises(CorruptFileError, match="1 file"):  # J8
-        running(lab, **{FROM: info.path})
+        running(lab, **back)
 
 
 def test_without_a_directory_nothing_is_written(lab: Lab) -> None:
