@@ -238,13 +238,13 @@ def _check_directory(files: LocalFileSystem, identity: JobIdentity | None, name:
             "pipeline.job-id",
             path=files.root,
         )
-    if identity is None and os.path.isdir(files.root):
-        if any(not entry.endswith(".tmp") for entry in os.listdir(files.root)):
-            raise InvalidInputError(
-                f"{files.root} is not empty and holds no cairn job; choose another job name or directory, or move what "
-                "is there away",
-                path=files.root,
-            )
+    there = os.listdir(files.root) if identity is None and os.path.isdir(files.root) else []
+    if any(not entry.endswith(".tmp") for entry in there):
+        raise InvalidInputError(
+            f"{files.root} is not empty and holds no cairn job; choose another job name or directory, or move what is "
+            "there away",
+            path=files.root,
+        )
 
 
 def _check_groups(identity: JobIdentity | None, max_parallelism: int) -> None:
@@ -257,9 +257,7 @@ def _check_groups(identity: JobIdentity | None, max_parallelism: int) -> None:
         )
 
 
-def _check_use(
-    files: LocalFileSystem, identity: JobIdentity | None, snapshot: Snapshot, settings: Settings
-) -> None:
+def _check_use(files: LocalFileSystem, identity: JobIdentity | None, snapshot: Snapshot, settings: Settings) -> None:
     """A job's directory takes its own snapshots only, and only if what it has to read again is still there."""
     in_place = snapshot.checkpoint is not None and snapshot.files.root == files.root
     used = identity is not None and bool(ManifestStore(files).epochs() or spark_batches(files.root, "commits"))

@@ -88,8 +88,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "execution.state-recovery.ignore-unclaimed-state": (
         "ignore_unclaimed", readers.boolean,
-        "start although stored state belongs to operators that the job no longer has, or source positions to nobody knows "  # noqa: ISC004
-        "which source: both are dropped",
+        "drop stored state of operators that the job no longer has, and positions of sources that cannot be found again",
     ),
     "state.backend.type": ("backend", readers.text, "lmdb (default), hashmap, rocksdb, or an installed one"),
     "restart-strategy.type": (

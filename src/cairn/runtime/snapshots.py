@@ -215,8 +215,8 @@ def _newest(files: LocalFileSystem) -> Checkpoint:
         raise NotFoundError(f"the job in {files.root} has no completed checkpoint", path=files.root)
     given_up = ", ".join(f"chk-{number}" for number in numbers)
     raise NotFoundError(
-        f"the job in {files.root} has no completed checkpoint since it went back to an older one; {given_up} is what it "
-        "gave up then: name its folder to read it all the same",
+        f"the job in {files.root} has no completed checkpoint since it went back to an older one; {given_up} is what "
+        "it gave up then: name its folder to read it all the same",
         path=files.root,
     )
 
