@@ -481,3 +481,6 @@ def test_max_parallelism_is_fixed(lab: Lab) -> None:
     lab.oracle()
     with pytest.raises(IncompatibleStateError, match=r"started with 16 key groups.*asks for 32"):
         lab.oracle(pipeline__max_parallelism=32)
+    lab.feed(ROWS[20:40])
+    lab.oracle(pipeline__max_parallelism=-1)  # left open: that of the job, not the default of 128
+    assert lab.outputs() == expected(ROWS[:40])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from cairn import (
     Time,
     ValueStateDescriptor,
 )
+from cairn.api.spark import source_names
 from cairn.storage.savepoints import read_savepoint, verify
 
 pytestmark = pytest.mark.spark
@@ -120,14 +122,20 @@ def test_stop_and_start_again_in_place_from_the_savepoint(lab: Lab) -> None:
     assert newest > info.epoch + 1, "epoch ids go on growing"
     job.cancel()
     assert outputs(lab, "oracle") == expected(ROWS[:160]), "every row once: nothing lay after the savepoint"
-    job = running(lab, **{FROM: info.path})
-    processed(job, 80)
+    job = running(lab, **{FROM: info.path})  # the same command: the job goes on
+    lab.feed(ROWS[160:200])
+    processed(job, 40)
     job.cancel()
-    replayed = [row for row in expected(ROWS[:160]) if row not in expected(ROWS[:80])]
-    assert outputs(lab, "oracle") == sorted(expected(ROWS[:160]) + replayed), "a roll-back shows the rows again"
+    assert outputs(lab, "oracle") == expected(ROWS[:200])
+    back = {FROM: info.path, "cairn.restore.again": True}
+    job = running(lab, **back)
+    processed(job, 120)
+    job.cancel()
+    replayed = [row for row in expected(ROWS[:200]) if row not in expected(ROWS[:80])]
+    assert outputs(lab, "oracle") == sorted(expected(ROWS[:200]) + replayed), "a roll-back shows the rows again"
     (lab.input / max(p.name for p in lab.input.iterdir())).unlink()
     with pytest.raises(CorruptFileError, match="1 file"):  # J8
-        running(lab, **{FROM: info.path})
+        running(lab, **back)
 
 
 def test_without_a_directory_nothing_is_written(lab: Lab) -> None:
@@ -391,7 +399,12 @@ def test_positions_of_generated_and_python_sources(lab: Lab) -> None:
     job = start("one", ["rate", "counter"])
     until(lambda: len(job.epochs()) >= 3)
     path = job.stop_with_savepoint(str(lab.folder / "sp")).path
-    assert read_savepoint(path).source_names == ["rate-micro-batch", "counter"]
+    assert [name.partition("{")[0] for name in read_savepoint(path).source_names] == ["rate-micro-batch", "counter"]
+    rates = [lab.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).load() for n in (4, 5)]
+    assert source_names(rates[0].union(rates[1])) == source_names(rates[1].union(rates[0]))[::-1]
+    assert source_names(rates[0]) != source_names(rates[1])
+    named = lab.spark.readStream.schema("n bigint").option("cairn.source", "lines").json(os.path.relpath(lab.input))
+    assert source_names(named) == [f"FileSource[{lab.input}]{{lines}}"]
     job = start("two", ["counter", "rate"], **{FROM: path})
     until(lambda: len(job.epochs()) >= 3)
     job.stop_with_savepoint(str(lab.folder / "sp"))

@@ -168,6 +168,19 @@ def test_changed_types_names_and_ttl(tmp_path: Path, kind: str) -> None:
             job.run_epoch()
 
 
+@pytest.mark.parametrize("kind", ["savepoint", "checkpoint"])
+def test_rewritten_state_keeps_the_parallelism_that_it_was_stored_with(tmp_path: Path, kind: str) -> None:
+    """What belongs to subtasks is dealt out anew only where the manifest tells that the parallelism has changed."""
+    run_old(tmp_path / "a", 2)
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp") if kind == "savepoint" else checkpoint_of(tmp_path / "a")
+    with harness(New(), tmp_path / "shape", 5) as job:
+        shape = shape_of(job)
+    restored(path, tmp_path / "b", shape, renames=RENAMES)
+    operator = newest(tmp_path / "b").operator(UID)
+    assert operator is not None
+    assert operator.parallelism == 2
+
+
 def test_time_to_live_is_switched_off(tmp_path: Path) -> None:
     run_old(tmp_path / "a")
     with harness(New(), tmp_path / "shape") as job:

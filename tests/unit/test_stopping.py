@@ -190,7 +190,7 @@ def test_claims(tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match="claimed by job 'harness' in"):
             restored(path, tmp_path / "c", shape, claim_mode=mode)
     assert not (tmp_path / "c").exists()
-    restored(path, tmp_path / "b", shape, claim_mode="CLAIM")  # its own, again
+    restored(path, tmp_path / "b", shape, claim_mode="CLAIM", restore_again=True)  # its own, again
     files = LocalFileSystem(str(tmp_path / "b"))
     assert release_claims(files, 1) == []
     checkpoint_of(tmp_path / "b", 1)

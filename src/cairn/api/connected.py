@@ -210,8 +210,9 @@ def two_input_operator(
             for side, frame in zip((first, second), frames, strict=True)
         ]
         names = (schemas[0].names, schemas[1].names)
-        shuffled = two_inputs(inputs[0], inputs[1], keys, names, parallelism, groups, bool(broadcast))
-        return run_operator(spec, shuffled, output.schema, tagged, sides, env._acks())
+        now = env._settled(spec)
+        shuffled = two_inputs(inputs[0], inputs[1], keys, names, parallelism, now.max_parallelism, bool(broadcast))
+        return run_operator(now, shuffled, output.schema, tagged, sides, env._acks())
 
     env._add_operator(spec, timers)
     return streams[0]._function(claimed, [stream.node for stream in streams], make, output.bare)

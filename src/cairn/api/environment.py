@@ -10,6 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -23,14 +24,14 @@ from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.claims import release_claims
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, sweep_leftovers
-from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
+from cairn.api.graph import Build, Output, forget_frames, functions_of, hidden_functions, shared_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
-from cairn.api.planning import JobShape, RestorePlan, make_plan
+from cairn.api.planning import JobShape, RestorePlan
 from cairn.api.probing import probe
 from cairn.api.progress import EpochProgress
 from cairn.api.publishing import Publisher
-from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
 from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.snapshots import find
@@ -60,7 +61,7 @@ from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
 from cairn.coordinator.statistics import Insight
-from cairn.errors import CheckpointFailedError, InvalidInputError
+from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.model import keygroups
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.descriptors import Time
@@ -250,8 +251,9 @@ class StreamExecutionEnvironment:
             job_name, job_id, files.root, policy, settings.checkpoints.retention,
             settings.checkpoints.savepoint_dir, self._timers, publisher,
         )  # fmt: skip
+        groups = self._take_stored_groups(files, groups)
         if self.plan_hooks:
-            self.plan_hooks[-1](self._plan(files, settings))
+            self.plan_hooks[-1](self._plan(files, settings, job_name))
         began = time.perf_counter()
         recovered = self._recover(handle, files, settings, groups)
         self._executed = True
@@ -307,14 +309,9 @@ class StreamExecutionEnvironment:
             sources=self._source_names(self._final_frame()[0]),
         )
 
-    def _plan(self, files: LocalFileSystem, settings: Settings) -> RestorePlan:
+    def _plan(self, files: LocalFileSystem, settings: Settings, job_name: str) -> RestorePlan:
         """What a start from the snapshot that the settings name would do."""
-        if not settings.restore_path:
-            raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
-        snapshot = find(settings.restore_path)
-        identity = load_identity(files)
-        own = identity is not None and bool(snapshot.incarnation) and identity.incarnation == snapshot.incarnation
-        return make_plan(snapshot, self._shape(), settings, own)
+        return plan_restore(files, job_name, settings, self._shape, self._compact_interval())
 
     def _source_names(self, frame: DataFrame) -> list[str]:
         return source_names(frame) + ([TICKS] if self._timers else [])
@@ -476,10 +473,31 @@ class StreamExecutionEnvironment:
         settings = self._settings
         parallelism = settings.parallelism or self.spark.sparkContext.defaultParallelism
         if settings.restore_path and not settings.max_parallelism and not self._stored_groups:
-            self._stored_groups = find(settings.restore_path).max_parallelism  # as in Flink, unless it is set
+            with suppress(NotFoundError):  # told of later; a job that it has started may go on without it
+                self._stored_groups = find(settings.restore_path).max_parallelism  # as in Flink, unless it is set
         groups = settings.max_parallelism or self._stored_groups or keygroups.default_max_parallelism(parallelism)
         keygroups.validate(parallelism, groups)
         return parallelism, groups
+
+    def _take_stored_groups(self, files: LocalFileSystem, groups: int) -> int:
+        """The key groups of a job that ran before, unless they are set: only now is it known which job this is.
+
+        All frames are made again then. What was made of a stream's `df` cannot be, and is refused at the start.
+        """
+        identity = load_identity(files)
+        stored = identity.max_parallelism if identity is not None else groups
+        nodes = [stream.node for stream, _ in self._sinks]
+        if stored == groups or self._settings.max_parallelism or self._stored_groups or hidden_functions(nodes):
+            return groups
+        keygroups.validate(self._parallelism()[0], stored)
+        self._stored_groups = stored
+        self._operators = [self._settled(spec) for spec in self._operators]
+        forget_frames(nodes)
+        return stored
+
+    def _settled(self, spec: OperatorSpec) -> OperatorSpec:
+        """An operator with the number of key groups that the job has."""
+        return replace(spec, max_parallelism=self._parallelism()[1])
 
     def _claim_uid(self, uid: str | None, base: str, what: str) -> str:
         if uid is None:

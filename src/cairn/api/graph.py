@@ -192,6 +192,13 @@ def _consumers_first(roots: Sequence[Node]) -> list[Node]:
     return list(reversed(done))
 
 
+def forget_frames(roots: Sequence[Node]) -> None:
+    """Have all frames made again that are not the user's own."""
+    for node in _consumers_first(roots):
+        if not isinstance(node, Given):
+            node._frame = None
+
+
 def hidden_functions(roots: Sequence[Node]) -> list[str]:
     """Uids of cairn's functions inside DataFrames that users made from `stream.df`, once for every occurrence."""
     found: list[str] = []

@@ -322,11 +322,12 @@ class KeyedStream:
         )
 
         def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
+            now = env._settled(spec)
             df = plain_names(self._with_keys(frames[0]))
-            keys = [df.columns[place] for place in spec.key_columns]
-            rows = df.withColumn(GROUP_COLUMN, group_of(keys, groups))
-            shuffled = to_subtasks(rows, parallelism, groups)
-            return run_operator(spec, shuffled, output.schema, tagged, sides, env._acks())
+            keys = [df.columns[place] for place in now.key_columns]
+            rows = df.withColumn(GROUP_COLUMN, group_of(keys, now.max_parallelism))
+            shuffled = to_subtasks(rows, parallelism, now.max_parallelism)
+            return run_operator(now, shuffled, output.schema, tagged, sides, env._acks())
 
         env._add_operator(spec, timers)
         return self._stream._function(claimed, [self._stream.node], make, output.bare)

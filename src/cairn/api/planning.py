@@ -12,8 +12,8 @@ from typing import Any
 from cairn.api.snapshots import Snapshot, StoredOperator
 from cairn.api.sources import SourcePlan, match_sources, positions_of
 from cairn.config import Settings
-from cairn.errors import IncompatibleStateError
-from cairn.model.ddl import parse_type
+from cairn.errors import IncompatibleStateError, InvalidInputError
+from cairn.model.ddl import parse_columns, parse_type
 from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, compare
 from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
@@ -161,11 +161,7 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
                 unclaimed.append(stored.uid)
             continue
         if key != stored.key_type:
-            problems.append(
-                f"operator '{uid}': its stored state is keyed by ({stored.key_type or 'nothing'}), the job keys by "
-                f"({key or 'nothing'}). The type of a key never changes: key it as before, or give the operator a new "
-                "uid."
-            )
+            problems.append(_other_key(uid, stored.key_type, key))
         operators.append(_operator(uid, stored, job.declared.get(uid), states, problems))
     if not own and snapshot.savepoint is not None:
         _refuse_pickles(operators, settings, problems)
@@ -174,7 +170,8 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
     new = tuple(uid for uid in job.operators if uid not in matched)
     positions = len(positions_of(snapshot.offsets)) if snapshot.offsets else 0
     names = list(snapshot.source_names)
-    sources = match_sources(names if snapshot.offsets else [], positions, job.sources)
+    sources = match_sources(names if snapshot.offsets else [], positions, job.sources, settings.ignore_unclaimed)
+    problems += sources.problems
     notes += sources.notes
     if snapshot.drained:
         notes.append("the savepoint was taken after a drain: its event-time timers have all fired")
@@ -192,6 +189,25 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
         tuple(problems),
         tuple(notes),
     )
+
+
+def _other_key(uid: str, stored: str, key: str) -> str:
+    told = (
+        f"operator '{uid}': its stored state is keyed by ({stored or 'nothing'}), the job keys by "
+        f"({key or 'nothing'}). "
+    )
+    try:
+        before, now = parse_columns(stored), parse_columns(key)
+    except InvalidInputError:
+        return told + "Key it as before, or give the operator a new uid."
+    if [dtype.ddl for _, dtype in before] == [dtype.ddl for _, dtype in now]:
+        renames = [(old, new) for (old, _), (new, _) in zip(before, now, strict=True) if old != new]
+        calls = "".join(f".withColumnRenamed('{new}', '{old}')" for old, new in renames)
+        return told + (
+            "The types are the same, the columns are called otherwise: rename them before key_by as they are stored, "
+            f"such as df{calls}, or give the operator a new uid."
+        )
+    return told + "The type of a key never changes: key it as before, or give the operator a new uid."
 
 
 def _groups(snapshot: Snapshot, job: JobShape, problems: list[str]) -> int:

@@ -8,17 +8,34 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from cairn.api.claims import check_claim, claim
+from cairn.api.claims import check_claim, claim, drop_stale_claims
 from cairn.api.migration import Mover, Target
 from cairn.api.planning import JobShape, RestorePlan, make_plan
-from cairn.api.restore import damage, newest_intact, next_epoch, refuse_lost_files, restore, snapshot_damage
-from cairn.api.snapshots import Snapshot, find, of_checkpoint
+from cairn.api.restore import (
+    check_sources,
+    damage,
+    last_origin,
+    newest_intact,
+    next_epoch,
+    refuse_lost_files,
+    restore,
+    snapshot_damage,
+)
+from cairn.api.snapshots import Snapshot, find, folder_of, of_checkpoint
 from cairn.api.sources import COMPACT_INTERVAL
 from cairn.config import Settings
-from cairn.errors import CorruptFileError, IncompatibleStateError, InternalError, InvalidInputError
+from cairn.errors import (
+    CairnError,
+    CorruptFileError,
+    IncompatibleStateError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+)
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
@@ -71,46 +88,34 @@ def recover(
     That is the snapshot that the settings name; else the newest committed epoch; else, if files of that are damaged,
     the newest intact checkpoint. `thorough` reads every byte of the state to know; a restart after a failure does.
     """
-    snapshot = find(settings.restore_path) if settings.restore_path else None
+    snapshot = _named_snapshot(files, settings)
     identity = load_identity(files)
     plan: RestorePlan | None = None
     if snapshot is not None:
         if restorer is None:
             raise InternalError("a restore needs to know the job")
         plan = make_plan(snapshot, restorer.shape(), settings, own=_is_own(snapshot, identity))
-        _check_snapshot(files, identity, snapshot, plan, settings)
+        plan.check()
+        for error in _obstacles(files, identity, name, snapshot, plan, settings, compact_interval):
+            raise error
+        for note in plan.notes:
+            _log.warning("restoring from %s: %s", snapshot.path, note)
     elif identity is not None and identity.restoring and not ManifestStore(files).epochs():
         raise InvalidInputError(
             f"job '{name}' was to start from {identity.restoring} and never did. Start it again from there, or remove "
             f"{files.root} to begin with empty state.",
             path=files.root,
         )
+    _check_directory(files, identity, name)
     if identity is None:
-        if os.path.isdir(files.root) and any(not entry.endswith(".tmp") for entry in os.listdir(files.root)):
-            raise InvalidInputError(
-                f"{files.root} is not empty and holds no cairn job; choose another job name or directory, or move what "
-                "is there away",
-                path=files.root,
-            )
         identity = create_identity(files, job_id, name, max_parallelism, settings.restore_path)
-    if identity.name != name:
-        raise InvalidInputError(
-            f"{files.root} belongs to the job '{identity.name}', not to '{name}'; choose another name, or set "
-            "pipeline.job-id",
-            path=files.root,
-        )
-    if identity.max_parallelism != max_parallelism:
-        raise IncompatibleStateError(
-            f"Max parallelism mismatch: job '{name}' was started with {identity.max_parallelism} key groups, which is "
-            f"fixed for its life; this run asks for {max_parallelism}. Call "
-            f"set_max_parallelism({identity.max_parallelism}).",
-            stored=identity.max_parallelism,
-        )
+    _check_groups(identity, max_parallelism)
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
     if snapshot is None:
         snapshot = _fallback(files, identity, uids, settings, thorough)
         if snapshot is not None and snapshot.checkpoint is not None:
             _check_unclaimed(snapshot.checkpoint.manifest, uids, settings)
+            check_sources(snapshot, None, compact_interval)
     prepare()
     epoch = next_epoch(snapshot, files) if snapshot is not None else -1
     moved: dict[str, list[StateHandle]] = {}
@@ -118,11 +123,12 @@ def recover(
         target = Target(files.root, epoch, Runs(files).newest() + 1, max(now_ms, plan.snapshot.time_ms))
         moved = _moved(plan, restorer.mover, target)
     run = Runs(files).take(parallelism, now_ms)
+    drop_stale_claims(files, identity)
     manifest: Manifest | None
     if snapshot is not None:
         epoch = next_epoch(snapshot, files)  # the run before may have committed another one meanwhile
         if plan is not None and settings.claim_mode == "CLAIM":
-            claim(snapshot, identity, files, epoch)
+            claim(snapshot, identity, files, epoch, run.run)
         manifest = restore(
             snapshot, files, run, identity.incarnation, identity.job_id, compact_interval, plan, moved, epoch
         )
@@ -149,12 +155,110 @@ def _moved(plan: RestorePlan, mover: Mover, target: Target) -> dict[str, list[St
     return {operator.uid: mover.move(plan, operator, target) for operator in wanted}
 
 
-def _check_snapshot(
-    files: LocalFileSystem, identity: JobIdentity | None, snapshot: Snapshot, plan: RestorePlan, settings: Settings
-) -> None:
-    """Refuse a restore that cannot work before anything is created."""
-    plan.check()
-    check_claim(snapshot, settings.claim_mode, identity, files)
+def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | None:
+    """The snapshot that the settings name. None if they name none, or if the job was restored from that one already.
+
+    Whoever repeats a command, such as a supervisor of processes, means that the job should run, not that it should go
+    back each time and show its output once more. A claimed savepoint may be gone by then.
+    """
+    if not settings.restore_path:
+        return None
+    before = last_origin(files)
+    try:
+        snapshot = find(settings.restore_path)
+    except NotFoundError:
+        if settings.restore_again or before.rpartition("#")[0] != folder_of(settings.restore_path):
+            raise
+    else:
+        if settings.restore_again or snapshot.origin != before:
+            return snapshot
+    _log.warning(
+        "the job was started from %s before: it goes on from its newest epoch. Set cairn.restore.again=true to go back "
+        "to it once more.", settings.restore_path,
+    )  # fmt: skip
+    return None
+
+
+def plan_restore(
+    files: LocalFileSystem,
+    name: str,
+    settings: Settings,
+    shape: Callable[[], JobShape],
+    compact_interval: int = COMPACT_INTERVAL,
+) -> RestorePlan:
+    """What a start from the snapshot that the settings name would do, with all that would refuse it."""
+    if not settings.restore_path:
+        raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
+    snapshot = find(settings.restore_path)
+    identity = load_identity(files)
+    plan = make_plan(snapshot, shape(), settings, own=_is_own(snapshot, identity))
+    found = [error.message for error in _obstacles(files, identity, name, snapshot, plan, settings, compact_interval)]
+    notes = list(plan.notes)
+    if snapshot.origin == last_origin(files) and not settings.restore_again:
+        notes.insert(
+            0,
+            "the job was started from this snapshot before: it would go on from its newest epoch, and go back only "
+            "with cairn.restore.again=true",
+        )
+    return replace(plan, problems=(*plan.problems, *found), notes=tuple(notes))
+
+
+def _obstacles(
+    files: LocalFileSystem,
+    identity: JobIdentity | None,
+    name: str,
+    snapshot: Snapshot,
+    plan: RestorePlan,
+    settings: Settings,
+    compact_interval: int,
+) -> Iterator[CairnError]:
+    """What refuses a restore besides what the plan compares, before anything is created. Storage that fails raises."""
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: _check_directory(files, identity, name),
+        lambda: _check_groups(identity, plan.max_parallelism),
+        lambda: check_claim(snapshot, settings.claim_mode, identity, files),
+        lambda: _check_use(files, identity, snapshot, settings),
+        lambda: _check_damage(snapshot),
+        lambda: check_sources(snapshot, plan, compact_interval),
+    )
+    for check in checks:
+        try:
+            check()
+        except StorageError:
+            raise
+        except CairnError as error:
+            yield error
+
+
+def _check_directory(files: LocalFileSystem, identity: JobIdentity | None, name: str) -> None:
+    """The directory is that of the job, or empty."""
+    if identity is not None and identity.name != name:
+        raise InvalidInputError(
+            f"{files.root} belongs to the job '{identity.name}', not to '{name}'; choose another name, or set "
+            "pipeline.job-id",
+            path=files.root,
+        )
+    there = os.listdir(files.root) if identity is None and os.path.isdir(files.root) else []
+    if any(not entry.endswith(".tmp") for entry in there):
+        raise InvalidInputError(
+            f"{files.root} is not empty and holds no cairn job; choose another job name or directory, or move what is "
+            "there away",
+            path=files.root,
+        )
+
+
+def _check_groups(identity: JobIdentity | None, max_parallelism: int) -> None:
+    if identity is not None and identity.max_parallelism != max_parallelism:
+        raise IncompatibleStateError(
+            f"Max parallelism mismatch: job '{identity.name}' was started with {identity.max_parallelism} key groups, "
+            f"which is fixed for its life; this run asks for {max_parallelism}. Call "
+            f"set_max_parallelism({identity.max_parallelism}).",
+            stored=identity.max_parallelism,
+        )
+
+
+def _check_use(files: LocalFileSystem, identity: JobIdentity | None, snapshot: Snapshot, settings: Settings) -> None:
+    """A job's directory takes its own snapshots only, and only if what it has to read again is still there."""
     in_place = snapshot.checkpoint is not None and snapshot.files.root == files.root
     used = identity is not None and bool(ManifestStore(files).epochs() or spark_batches(files.root, "commits"))
     same = identity is not None and snapshot.savepoint is not None and snapshot.job_id == identity.job_id
@@ -166,14 +270,15 @@ def _check_snapshot(
         )
     if used and (in_place or _is_own(snapshot, identity)):
         refuse_lost_files(snapshot, files)
+
+
+def _check_damage(snapshot: Snapshot) -> None:
     wrong = snapshot_damage(snapshot)
     if wrong:
         raise CorruptFileError(
             f"{snapshot.what} {snapshot.path} cannot be restored: {wrong}. Nothing was changed; choose another one.",
             path=snapshot.path,
         )
-    for note in plan.notes:
-        _log.warning("restoring from %s: %s", snapshot.path, note)
 
 
 def _fallback(

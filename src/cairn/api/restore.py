@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import uuid
 from collections.abc import Mapping
 
@@ -19,6 +20,7 @@ from cairn.api.snapshots import Snapshot
 from cairn.api.sources import (
     COMPACT_INTERVAL,
     build_spark_folder,
+    copy_sources,
     lost_files,
     match_sources,
     positions_of,
@@ -82,10 +84,7 @@ def newest_intact(files: LocalFileSystem) -> Checkpoint | None:
 
     One that was taken between a checkpoint and the restore that went back to it is passed over: it was given up.
     """
-    abandoned = _abandoned(files)
-    for checkpoint in reversed(CheckpointStore(files).all()):
-        if any(first < checkpoint.manifest.epoch < last for first, last in abandoned):
-            continue
+    for checkpoint in reversed(CheckpointStore(files).current()):
         wrong = damage(files, checkpoint.manifest, thorough=True, checkpoint=checkpoint)
         if not wrong:
             return checkpoint
@@ -95,13 +94,22 @@ def newest_intact(files: LocalFileSystem) -> Checkpoint | None:
 
 def _abandoned(files: LocalFileSystem) -> list[tuple[int, int]]:
     """The epochs that restores gave up, as the newest readable manifest tells."""
-    store = ManifestStore(files)
-    for epoch in reversed(store.epochs()):
-        try:
-            return store.load(epoch).abandoned
-        except CorruptFileError:
-            continue
-    return []
+    manifest = ManifestStore(files).newest_readable()
+    return manifest.abandoned if manifest is not None else []
+
+
+def last_origin(files: LocalFileSystem) -> str:
+    """The snapshot that the job was last told to start from, as the newest readable manifest tells."""
+    manifest = ManifestStore(files).newest_readable()
+    return manifest.origin if manifest is not None else ""
+
+
+def check_sources(snapshot: Snapshot, plan: RestorePlan | None, interval: int) -> None:
+    """Raise what copying the logs of the sources will raise, at a time when a run that works is not stopped by it."""
+    with tempfile.TemporaryDirectory(prefix="cairn-restore-") as folder:
+        offsets = snapshot.in_flight or snapshot.offsets
+        sources = None if plan is None else plan.sources
+        copy_sources(snapshot.sources, os.path.join(folder, "sources"), offsets, sources, interval)
 
 
 def next_epoch(snapshot: Snapshot, files: LocalFileSystem) -> int:
@@ -123,7 +131,7 @@ def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:
         return
     stored, offsets = snapshot.source_names, snapshot.offsets
     if stored and manifest.source_names:  # the sources may have other numbers now
-        plan = match_sources(stored, len(positions_of(offsets)), manifest.source_names)
+        plan = match_sources(stored, len(positions_of(offsets)), manifest.source_names, drop=True)
         offsets = rearranged(offsets, plan, snapshot.time_ms)
     lost = lost_files(os.path.join(files.root, manifest.spark, layout.SOURCES), offsets, manifest.source_names)
     if lost:
@@ -175,6 +183,7 @@ def restore(
         abandoned=[*_abandoned(files), (snapshot.epoch if same_job or _own(snapshot, incarnation) else -1, epoch)]
         if in_place
         else [],
+        origin=snapshot.origin if plan is not None else checkpoint.manifest.origin if checkpoint is not None else "",
     )
     in_flight = snapshot.in_flight
     if in_flight and plan is not None:

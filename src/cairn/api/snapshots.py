@@ -6,6 +6,8 @@ import json
 import os
 from dataclasses import dataclass
 
+import xxhash
+
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import StateSpec
@@ -118,6 +120,14 @@ class Snapshot:
     def operator(self, uid: str) -> StoredOperator | None:
         return next((operator for operator in self.operators if operator.uid == uid), None)
 
+    @property
+    def origin(self) -> str:
+        """Tells this snapshot from any other, also from one that lies at its path later: `<path>#<checksum>`."""
+        metadata = layout.METADATA
+        if self.checkpoint is not None:
+            metadata = layout.metadata_path(self.checkpoint.id)
+        return f"{self.path}#{xxhash.xxh3_64_hexdigest(self.files.read(metadata))}"
+
     def owner(self) -> dict[str, str] | None:
         """The job that a savepoint was handed to, if it was."""
         if self.savepoint is None or not self.files.exists(layout.CLAIMED):
@@ -129,11 +139,15 @@ class Snapshot:
             return {}
 
 
+def folder_of(path: str) -> str:
+    """The folder of the snapshot that a path names."""
+    folder = local_root(path)
+    return os.path.dirname(folder) if os.path.basename(folder) == layout.METADATA else folder
+
+
 def find(path: str) -> Snapshot:
     """The snapshot that a path names: the folder of a savepoint or checkpoint, or the `_metadata` in it."""
-    folder = local_root(path)
-    if os.path.basename(folder) == layout.METADATA:
-        folder = os.path.dirname(folder)
+    folder = folder_of(path)
     number = layout.checkpoint_number(os.path.basename(folder))
     if number is None:
         return _savepoint(folder)

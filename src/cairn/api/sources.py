@@ -9,12 +9,13 @@ repetitions. Its later names are `same as source <n>`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -29,7 +30,17 @@ COMPACT_INTERVAL = 10
 """Spark's default of spark.sql.streaming.fileSource.log.compactInterval."""
 TICKS = "cairn-ticks"
 """The source that makes an epoch at every trigger in jobs with timers. It is always the last one."""
+FILES = "FileSource"
+"""What Spark calls a source of files; the directory follows in brackets."""
+NAME_OPTION = "cairn.source"
+"""An option of any source: what it is called, so that it is found again whatever its other options are."""
 _NO_POSITION = "-"
+_KAFKA_INPUT = ("subscribe", "subscribepattern", "assign")
+_SECRET = re.compile("password|passwd|secret|token|credential|key")
+_DROP = (
+    "set execution.state-recovery.ignore-unclaimed-state=true (--allow-non-restored-state): the positions are dropped, "
+    "and the sources of the job start at their beginning."
+)
 _AGAIN = "same as source "
 
 
@@ -72,6 +83,10 @@ class SourcePlan:
 
     matches: tuple[SourceMatch, ...]
     left: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Why the sources cannot be told apart; a restore is refused then."""
+    doubts: tuple[str, ...] = ()
+    """What was taken for granted."""
 
     @property
     def notes(self) -> list[str]:
@@ -81,29 +96,113 @@ class SourcePlan:
             for number, match in enumerate(self.matches)
             if match.stored is None and match.name != TICKS and not match.name.startswith(_AGAIN)
         ]
-        return told + [f"source {name} of the snapshot is gone, and its position with it" for name in self.left]
+        gone = [f"source {name} of the snapshot is gone, and its position with it" for name in self.left]
+        return [*self.doubts, *told, *gone]
 
 
-def match_sources(stored: Sequence[str], positions: int, wanted: Sequence[str]) -> SourcePlan:
-    """Find the sources of a snapshot again: by what they read, then by their kind in order.
+def source_name(base: str, options: Mapping[str, str]) -> str:
+    """What a source is called in snapshots: what Spark calls it, and a mark that tells it from others of its kind.
 
-    `stored` may be empty for a snapshot that says nothing of its sources; then they are taken by number, which works
-    only for as many as there were (and one more or less for the ticks of a job with timers).
+    The mark is the option `cairn.source`, or made of the options that say what is read. It is a hash, because options
+    may hold secrets; those that name a secret, and all of Kafka but the topics, are left out, so that they can change.
+    """
+    base = re.sub(r"^(cairn-\w+)-\d+-\d+$", r"\1", base)  # generated sources are registered under a number
+    given = {key.lower(): value for key, value in options.items()}
+    if NAME_OPTION in given:
+        return f"{base}{{{given[NAME_OPTION]}}}"
+    chosen = {
+        key: value
+        for key, value in given.items()
+        if (key in _KAFKA_INPUT if base == "kafka" else key != "path" and not _SECRET.search(key))
+    }
+    if not chosen:
+        return base
+    return f"{base}{{{hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]}}}"
+
+
+def match_sources(stored: Sequence[str], positions: int, wanted: Sequence[str], drop: bool = False) -> SourcePlan:
+    """Find the sources of a snapshot again: by what they read and how, then by what they read, then by their kind.
+
+    Where that leaves more than one way, the plan has a problem: a source must not go on from another one's position.
+    With `drop` such sources start at their beginning instead. `stored` may be empty for a snapshot that says nothing
+    of its sources; then they are taken by number, which works only for as many as there were (and one more or less for
+    the ticks of a job with timers).
     """
     if len(stored) != positions:
         return _by_number(positions, wanted)
-    free = [number for number in range(len(stored)) if _origin(stored, number) == number]
-    firsts = [number for number in range(len(wanted)) if _origin(wanted, number) == number]
-    found: dict[int, int] = {}
-    for alike in (lambda name: name, _kind):
-        for number in firsts:
-            name = wanted[number]
-            place = next((p for p in free if number not in found and alike(stored[p]) == alike(name)), None)
-            if place is not None:
-                found[number] = place
-                free.remove(place)
-    matches = tuple(SourceMatch(name, found.get(_origin(wanted, number))) for number, name in enumerate(wanted))
-    return SourcePlan(matches, tuple(f"{p} ({stored[p]})" for p in free if stored[p] != TICKS))
+    search = _Search(stored, wanted)
+    for alike in (_same, _place, _kind):
+        search.look(alike, drop)
+    matches = tuple(SourceMatch(name, search.found.get(_origin(wanted, number))) for number, name in enumerate(wanted))
+    left = tuple(f"{p} ({stored[p]})" for p in search.left() if stored[p] != TICKS)
+    return SourcePlan(matches, left, tuple(search.problems), tuple(search.doubts))
+
+
+class _Search:
+    """The sources that are found so far, from the closest likeness to the loosest."""
+
+    def __init__(self, stored: Sequence[str], wanted: Sequence[str]) -> None:
+        self.stored = stored
+        self.wanted = wanted
+        self.found: dict[int, int] = {}
+        self.problems: list[str] = []
+        self.doubts: list[str] = []
+        self._free = {number for number in range(len(stored)) if _origin(stored, number) == number}
+        self._open = {number for number in range(len(wanted)) if _origin(wanted, number) == number}
+        self._stored_once = sorted(self._free)
+
+    def left(self) -> list[int]:
+        """The sources of the snapshot that nobody goes on from."""
+        return [number for number in self._stored_once if number not in self.found.values()]
+
+    def look(self, alike: Callable[[str], str], drop: bool) -> None:
+        for told in dict.fromkeys(alike(self.wanted[number]) for number in sorted(self._open)):
+            mine = [number for number in sorted(self._open) if alike(self.wanted[number]) == told]
+            there = [place for place in sorted(self._free) if alike(self.stored[place]) == told]
+            if not there:
+                continue
+            self._open -= set(mine)
+            self._free -= set(there)
+            problem = self._problem(alike, mine, there)
+            if not problem:
+                self.found |= zip(mine, there, strict=True)
+                self._doubt(alike, mine, there)
+            elif not drop:
+                self.problems.append(problem)
+
+    def _problem(self, alike: Callable[[str], str], mine: list[int], there: list[int]) -> str:
+        if alike is _kind and _kind(self.wanted[mine[0]]) == FILES:
+            return (
+                f"{_shown(mine, self.wanted)} of the job reads another place than {_shown(there, self.stored)} of the "
+                "snapshot, which knows the files that were read by their paths. If it is the same input and was moved, "
+                "let it be read under its old path, for example through a link: else every file would be read again. "
+                f"If it is another input, {_DROP}"
+            )
+        sure = alike is _same or (alike is _place and not any(_mark(self.stored[place]) for place in there))
+        if len(mine) == len(there) and (sure or len(mine) == 1):
+            return ""
+        return (
+            f"{_shown(mine, self.wanted)} of the job may go on from {_shown(there, self.stored)} of the snapshot, and "
+            "nothing tells which from which: a wrong choice would leave input out and read other input again. Read as "
+            "many sources with the same options as before, in the same order; give each a name of its own, "
+            f".option('{NAME_OPTION}', '<name>'), before the next snapshot to be free of this. Or {_DROP}"
+        )
+
+    def _doubt(self, alike: Callable[[str], str], mine: list[int], there: list[int]) -> None:
+        ours, theirs = _shown(mine, self.wanted), _shown(there, self.stored)
+        if len(mine) > 1:
+            self.doubts.append(
+                f"{ours} go on from {theirs} of the snapshot in this order, since nothing else tells them apart; give "
+                f"each a name of its own: .option('{NAME_OPTION}', '<name>')"
+            )
+        elif alike is _kind or (
+            alike is _place and _mark(self.stored[there[0]]) and _kind(self.wanted[mine[0]]) != FILES
+        ):
+            self.doubts.append(f"{ours} goes on from {theirs} of the snapshot: other options, but the only one like it")
+
+
+def _shown(numbers: Sequence[int], names: Sequence[str]) -> str:
+    return ", ".join(f"source {number} ({names[number]})" for number in numbers)
 
 
 def _by_number(positions: int, wanted: Sequence[str]) -> SourcePlan:
@@ -118,8 +217,26 @@ def _by_number(positions: int, wanted: Sequence[str]) -> SourcePlan:
     return SourcePlan(tuple(SourceMatch(n, i if i < positions else None) for i, n in enumerate(wanted)))
 
 
+def _same(name: str) -> str:
+    return name
+
+
+def _mark(name: str) -> str:
+    """What tells a source from others that read the same place, or the same kind of place."""
+    found = re.search(r"\{([^{}]*)\}$", name)
+    return found[1] if found else ""
+
+
+def _place(name: str) -> str:
+    """What is read, without the options. `file:/in/` and `/in` are one place."""
+    kind, bracket, path = re.sub(r"\{[^{}]*\}$", "", name).partition("[")
+    if kind == FILES:
+        path = re.sub(r"^file:/+", "/", path.removesuffix("]")).rstrip("/")
+    return kind + bracket + path
+
+
 def _kind(name: str) -> str:
-    return name.partition("[")[0]
+    return re.split(r"[\[{]", name, maxsplit=1)[0]
 
 
 def positions_of(offsets: str) -> list[Any]:

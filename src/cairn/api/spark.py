@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from cairn.api.background import Background
 from cairn.api.graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
-from cairn.api.sources import again
+from cairn.api.sources import FILES, again, source_name
 from cairn.coordinator.compaction import ranges_of
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
@@ -224,10 +224,26 @@ def source_names(frame: DataFrame) -> list[str]:
             if first is None:
                 found.append((node, len(names)))
             named = node.getClass().getSimpleName().startswith("StreamingRelation")
-            name = str(node.sourceName()) if named else str(node.nodeName())
+            name = _source_name(node) if named else str(node.nodeName())
             names.append(name if first is None else again(first))
         todo.extend(children.apply(i) for i in reversed(range(children.size())))
     return names
+
+
+def _source_name(node: Any) -> str:
+    if node.getClass().getSimpleName() == "StreamingRelation":
+        entries = node.dataSource().options().iterator()
+        options = {}
+        while entries.hasNext():
+            entry = entries.next()
+            options[str(entry._1())] = str(entry._2())
+    else:
+        options = {str(key): str(value) for key, value in dict(node.extraOptions()).items()}
+    name = str(node.sourceName())
+    path = name.removeprefix(f"{FILES}[").removesuffix("]")
+    if name.startswith(f"{FILES}[") and not path.startswith("/") and ":" not in path:
+        name = f"{FILES}[{os.path.abspath(path)}]"  # from another working directory it would be another place
+    return source_name(name, options)
 
 
 def refuse_native_state(frame: DataFrame) -> None:

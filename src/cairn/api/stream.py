@@ -264,9 +264,11 @@ class DataStream:
         )  # fmt: skip
 
         def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
-            rows = plain_names(frames[0]).withColumn(GROUP_COLUMN, group_by_partition(parallelism, groups))
-            shuffled = to_subtasks(rows, parallelism, groups)
-            return run_operator(spec, shuffled, output.schema, tagged, sides, env._acks())
+            now = env._settled(spec)
+            group = group_by_partition(parallelism, now.max_parallelism)
+            rows = plain_names(frames[0]).withColumn(GROUP_COLUMN, group)
+            shuffled = to_subtasks(rows, parallelism, now.max_parallelism)
+            return run_operator(now, shuffled, output.schema, tagged, sides, env._acks())
 
         env._add_operator(spec, False)
         return self._function(claimed, [self.node], make, output.bare)

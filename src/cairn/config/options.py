@@ -88,7 +88,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "execution.state-recovery.ignore-unclaimed-state": (
         "ignore_unclaimed", readers.boolean,
-        "start although stored state belongs to operators that the job no longer has",
+        "drop stored state of operators that the job no longer has, and positions of sources that are not found again",
     ),
     "state.backend.type": ("backend", readers.text, "lmdb (default), hashmap, rocksdb, or an installed one"),
     "restart-strategy.type": (
@@ -145,6 +145,10 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "cairn.restore.renames": (
         "renames", readers.renames,
         "what uids and states of the snapshot are called now: old=new, uid.old-state=uid.new-state; default: none",
+    ),
+    "cairn.restore.again": (
+        "restore_again", readers.boolean,
+        "go back to the snapshot although the job started from it before; without it the job goes on; default false",
     ),
     "cairn.restore.allow-pickled": (
         "allow_pickled", readers.names,

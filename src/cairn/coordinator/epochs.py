@@ -338,6 +338,7 @@ class EpochLoop:
             source_names=self._source_names,
             spark=current.spark if current is not None else layout.SPARK,
             abandoned=current.abandoned if current is not None else [],
+            origin=current.origin if current is not None else "",
         )
 
     def _publish(self, committables: Sequence[SinkCommittable], epoch: int) -> None:

@@ -16,7 +16,10 @@ from cairn.storage.manifests import Runs
 
 
 class Retained:
-    """The newest completed checkpoints of a job. A run that a newer one has overtaken deletes nothing."""
+    """The newest completed checkpoints of a job. A run that a newer one has overtaken deletes nothing.
+
+    Checkpoints that a restore in place gave up count as older than all others: they are the first to go.
+    """
 
     def __init__(self, store: CheckpointStore, run: int, count: int, clock: Clock) -> None:
         self._store = store
@@ -27,16 +30,20 @@ class Retained:
         self._hurry = False
         self._runs = Runs(store.files)
         self._lock = threading.Lock()
-        self._kept = store.all()
+        found = store.all()
+        current = {checkpoint.id for checkpoint in store.current_of(found)}
+        self._given_up = frozenset(c.id for c in found if c.id not in current)
+        self._kept = sorted(found, key=lambda checkpoint: (checkpoint.id in current, checkpoint.id))
         self._doomed: list[Checkpoint] = []
         """No longer retained, but not deleted yet: still whole, so what they need must stay."""
         self._released: set[str] = set()
 
     @property
     def newest_epoch(self) -> int:
-        """The epoch of the newest checkpoint, -1 if there is none."""
+        """The epoch of the newest checkpoint that was not given up, -1 if there is none."""
         with self._lock:
-            return self._kept[-1].manifest.epoch if self._kept else -1
+            newest = self._kept[-1] if self._kept else None
+        return newest.manifest.epoch if newest is not None and newest.id not in self._given_up else -1
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Keep a new one; the oldest goes if they are too many."""

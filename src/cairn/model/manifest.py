@@ -130,9 +130,15 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What each source reads, in the order of the positions in `offsets`; empty if that is not known."""
     abandoned: list[tuple[int, int]] = []
     """What restores in place gave up: the epochs between the first number and the second."""
+    origin: str = ""
+    """The snapshot that the job was last told to start from, `<path>#<checksum>`; later epochs carry it on."""
 
     def operator(self, uid: str) -> OperatorState | None:
         return next((op for op in self.operators if op.uid == uid), None)
+
+    def gave_up(self, epoch: int) -> bool:
+        """Whether a restore in place went back to before this epoch."""
+        return any(first < epoch < last for first, last in self.abandoned)
 
     def files(self) -> set[str]:
         """Every state file that this manifest needs, relative to the job directory."""

@@ -30,7 +30,7 @@ from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.manifests import load_identity
+from cairn.storage.manifests import ManifestStore, load_identity
 from cairn.storage.savepoints import read_savepoint
 from cairn.storage.tables import TablePart, open_parts
 
@@ -184,7 +184,7 @@ def _only(found: Mapping[str, Any], where: str, what: str) -> Any:
 
 def open_snapshot(path: str) -> Snapshot:
     """The savepoint or checkpoint that a path names: its folder or the `_metadata` in it. Of a job's directory, the
-    newest completed checkpoint."""
+    newest completed checkpoint that no restore gave up."""
     folder = local_root(path)
     if os.path.basename(folder) == layout.METADATA:
         folder = os.path.dirname(folder)
@@ -192,10 +192,7 @@ def open_snapshot(path: str) -> Snapshot:
         raise NotFoundError(f"there is no folder {folder}", path=folder)
     files = LocalFileSystem(folder)
     if load_identity(files) is not None:
-        numbers = CheckpointStore(files).numbers()
-        if not numbers:
-            raise NotFoundError(f"the job in {folder} has no completed checkpoint", path=folder)
-        return _of_checkpoint(files, CheckpointStore(files).load(numbers[-1]))
+        return _of_checkpoint(files, _newest(files))
     number = layout.checkpoint_number(os.path.basename(folder))
     above = LocalFileSystem(os.path.dirname(folder))
     if number is not None and load_identity(above) is not None:
@@ -206,14 +203,33 @@ def open_snapshot(path: str) -> Snapshot:
     return _of_savepoint(folder, read_savepoint(folder))
 
 
+def _newest(files: LocalFileSystem) -> Checkpoint:
+    """The newest checkpoint of a job that no restore gave up."""
+    store = CheckpointStore(files)
+    manifest = ManifestStore(files).newest_readable()
+    numbers = store.numbers()
+    for number in reversed(numbers):
+        checkpoint = store.load(number)
+        if manifest is None or not manifest.gave_up(checkpoint.manifest.epoch):
+            return checkpoint
+    if not numbers:
+        raise NotFoundError(f"the job in {files.root} has no completed checkpoint", path=files.root)
+    given_up = ", ".join(f"chk-{number}" for number in numbers)
+    raise NotFoundError(
+        f"the job in {files.root} has no completed checkpoint since it went back to an older one; {given_up} is what "
+        "it gave up then: name its folder to read it all the same",
+        path=files.root,
+    )
+
+
 def retained(job_dir: str) -> list[Snapshot]:
-    """All completed checkpoints of a job, oldest first."""
+    """All completed checkpoints of a job, oldest first, without those that it gave up by going back."""
     files = LocalFileSystem(local_root(job_dir))
     if load_identity(files) is None:
         raise InvalidInputError(
             f"{files.root} is no job's directory; only those have several checkpoints", path=job_dir
         )
-    return [_of_checkpoint(files, checkpoint) for checkpoint in CheckpointStore(files).all()]
+    return [_of_checkpoint(files, checkpoint) for checkpoint in CheckpointStore(files).current()]
 
 
 def _of_savepoint(root: str, metadata: SavepointMetadata) -> Snapshot:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -20,6 +20,7 @@ from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, N
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
+from cairn.storage.manifests import ManifestStore
 
 _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
@@ -123,6 +124,14 @@ class CheckpointStore:
             except CairnError as error:
                 _log.warning("checkpoint %d is left out: %s", number, error)
         return found
+
+    def current(self) -> list[Checkpoint]:
+        """`all()` without those that a restore in place gave up: taken after what it went back to, and before it."""
+        return self.current_of(self.all())
+
+    def current_of(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+        newest = ManifestStore(self.files).newest_readable() if found else None
+        return [c for c in found if newest is None or not newest.gave_up(c.manifest.epoch)]
 
     def next_number(self) -> int:
         """Above every number that was ever used."""

@@ -117,6 +117,15 @@ class ManifestStore:
         found = (layout.number_of(info.path) for info in self.files.list(layout.EPOCHS))
         return sorted(number for number in found if number is not None)
 
+    def newest_readable(self) -> Manifest | None:
+        """The newest manifest that is whole; damaged ones are passed over."""
+        for epoch in reversed(self.epochs()):
+            try:
+                return self.load(epoch)
+            except (CorruptFileError, NotFoundError):
+                continue
+        return None
+
     def delete(self, epoch: int) -> None:
         self.files.delete(layout.epoch_path(epoch))
 
