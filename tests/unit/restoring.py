@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from cairn.api.migration import LocalMover, Mover
+from cairn.api.origin import note_taken
 from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, Restorer, recover
 from cairn.config import Settings
@@ -56,6 +57,7 @@ def savepoint_of(job_dir: Path, target: Path, files: Any = None, token: str = ""
         offsets=manifest.offsets, watermark=manifest.watermark, time_ms=manifest.time_ms,
         incarnation=manifest.incarnation, **more,
     )  # fmt: skip
+    note_taken(LocalFileSystem(str(job_dir)), metadata)
     return folder.complete(metadata)
 
 

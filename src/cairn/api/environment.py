@@ -26,6 +26,7 @@ from cairn.api.directories import driver_directory, sweep_leftovers
 from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
+from cairn.api.origin import made_here
 from cairn.api.planning import JobShape, RestorePlan, make_plan
 from cairn.api.probing import probe
 from cairn.api.progress import EpochProgress
@@ -69,7 +70,6 @@ from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore, held
 from cairn.storage.filesystem import FileSystem, LocalFileSystem, as_url, local_root
-from cairn.storage.manifests import load_identity
 from cairn.storage.probe import check_promises
 from cairn.storage.retry import RetryingFileSystem
 
@@ -300,9 +300,7 @@ class StreamExecutionEnvironment:
         if not settings.restore_path:
             raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
         snapshot = find(settings.restore_path)
-        identity = load_identity(files)
-        own = identity is not None and bool(snapshot.incarnation) and identity.incarnation == snapshot.incarnation
-        return make_plan(snapshot, self._shape(), settings, own)
+        return make_plan(snapshot, self._shape(), settings, made_here(snapshot, files))
 
     def _source_names(self, frame: DataFrame) -> list[str]:
         return source_names(frame) + ([TICKS] if self._timers else [])

@@ -146,7 +146,7 @@ def _operator_document(operator: OperatorRestore) -> dict[str, Any]:
 
 
 def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool = False) -> RestorePlan:
-    """Compare a snapshot with a job. `own` says that the snapshot was taken by this very job."""
+    """Compare a snapshot with a job. `own` says that this very job made the snapshot."""
     problems: list[str] = []
     notes: list[str] = []
     uids, states = _renames(snapshot, settings.renames, job, problems)
@@ -166,8 +166,8 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
                 "type of a key never changes: key it as before, or give the operator a new uid."
             )
         operators.append(_operator(uid, stored, job.declared.get(uid), states, problems))
-    if not own and snapshot.savepoint is not None:
-        _refuse_pickles(operators, settings, problems)
+    if not own:
+        _refuse_pickles(snapshot, operators, settings, problems)
     _judge_unclaimed(snapshot, unclaimed, job, settings, problems, notes)
     matched = {operator.uid for operator in operators}
     new = tuple(uid for uid in job.operators if uid not in matched)
@@ -254,17 +254,24 @@ def _refusal(uid: str, told: StateChange) -> str:
     )
 
 
-def _refuse_pickles(operators: Sequence[OperatorRestore], settings: Settings, problems: list[str]) -> None:
-    """Opening a pickle runs what it says. One that another job made is opened only if the user names it."""
+def _refuse_pickles(
+    snapshot: Snapshot, operators: Sequence[OperatorRestore], settings: Settings, problems: list[str]
+) -> None:
+    """Opening a pickle runs what it says. One that another job made is brought in only if the user names it: also where
+    the code does not declare the state, since later code of the job may."""
     for operator in operators:
         for state in operator.states:
             name = f"{operator.uid}.{state.becomes.name}"
-            held = state.stored.kind != "timer" and is_pickled(parse_type(state.stored.value_type))
-            if held and state.how != "carried" and name not in settings.allow_pickled:
+            if _holds_pickles(state.stored) and name not in settings.allow_pickled:
                 problems.append(
-                    f"state '{name}' is pickled, and the savepoint was not taken by this job: opening it runs whatever "
-                    f"it holds. If you trust it, set cairn.restore.allow-pickled={name}."
+                    f"state '{name}' is pickled, and this job did not make the {snapshot.what} as it is: opening it runs "
+                    f"whatever it holds. If you trust it, set cairn.restore.allow-pickled={name}."
                 )
+
+
+def _holds_pickles(spec: StateSpec) -> bool:
+    types = [spec.value_type, spec.key_type] if spec.kind != "timer" else []
+    return any(is_pickled(parse_type(ddl)) for ddl in types if ddl)
 
 
 def _judge_unclaimed(

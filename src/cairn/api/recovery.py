@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cairn.api.claims import check_claim, claim
 from cairn.api.migration import Mover, Target
+from cairn.api.origin import made_here
 from cairn.api.planning import JobShape, RestorePlan, make_plan
 from cairn.api.restore import damage, newest_intact, next_epoch, refuse_lost_files, restore, snapshot_damage
 from cairn.api.snapshots import Snapshot, find, of_checkpoint
@@ -77,7 +78,7 @@ def recover(
     if snapshot is not None:
         if restorer is None:
             raise InternalError("a restore needs to know the job")
-        plan = make_plan(snapshot, restorer.shape(), settings, own=_is_own(snapshot, identity))
+        plan = make_plan(snapshot, restorer.shape(), settings, own=made_here(snapshot, files))
         _check_snapshot(files, identity, snapshot, plan, settings)
     elif identity is not None and identity.restoring and not ManifestStore(files).epochs():
         raise InvalidInputError(

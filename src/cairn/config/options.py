@@ -148,7 +148,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "cairn.restore.allow-pickled": (
         "allow_pickled", readers.names,
-        "pickled states (uid.state, with commas) of another job's savepoint that may be opened; default: none",
+        "pickled states (uid.state, with commas) that may be taken over from a snapshot which this job did not make; default: none",
     ),
     "cairn.errors.show-values": ("show_values", readers.boolean, "show data in error messages; default false"),
 }  # fmt: skip

@@ -12,6 +12,7 @@
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
     claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
+    taken/<digest>                a savepoint that the job has taken, by the SHA-256 of its metadata
     stopping/<request>            the job is being stopped with a savepoint
     tables/<name>/                data of `TableSink`
     staging/<uid>/<attempt>/      rows that a sink keeps until their epoch is published
@@ -46,6 +47,7 @@ READING = "_reading-"
 CLAIMED = "_claimed"
 SOURCES = "sources"
 CLAIMS = "claims"
+TAKEN = "taken"
 STOPPING = "stopping"
 
 _DIGITS = 20
@@ -129,6 +131,10 @@ def history_path(number: int) -> str:
 
 def claim_path(epoch: int) -> str:
     return f"{CLAIMS}/{epoch:0{_DIGITS}d}"
+
+
+def taken_path(digest: str) -> str:
+    return f"{TAKEN}/{digest}"
 
 
 def stopping_path(request: str) -> str:
