@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import xxhash
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import cairn
@@ -39,6 +39,7 @@ from cairn.runtime.snapshots import (
     as_python,
     checked_key,
     find_rows,
+    not_expired,
     open_snapshot,
     ranges,
 )
@@ -172,7 +173,8 @@ class Savepoint:
     def lookup(self, uid: str, state: str, key: Any) -> Any:
         """The state of one key as user code sees it: a value or None, a list, a dict, or the times of timers.
 
-        `key` is a value, a tuple for several key columns, or a dict by column. No Spark job runs.
+        `key` is a value, a tuple for several key columns, or a dict by column. What had expired at the time of the
+        snapshot is not given. No Spark job runs, except for a state that was edited and is not written yet.
         """
         operator = self._snapshot.operator(uid)
         found = operator.state(state)
@@ -183,9 +185,10 @@ class Savepoint:
 
     def _lookup_in_frame(self, operator: SnapshotOperator, state: SnapshotState, key: Any, allowed: bool) -> Any:
         frame = frame_of(self._session(), self._snapshot, operator, state)
-        for (name, _), value in zip(operator.keys, checked_key(operator, key), strict=True):
-            frame = frame.filter(F.col(f"`{name}`") == F.lit(value))
-        return as_python(state, frame.toArrow().cast(state.schema), allowed)
+        for (name, dtype), value in zip(operator.keys, checked_key(operator, key), strict=True):
+            frame = frame.filter(_column(name) == F.lit(dtype.from_storage(dtype.to_storage(value))).cast(dtype.ddl))
+        rows = not_expired(self._snapshot, state, frame.toArrow().cast(state.schema))
+        return as_python(state, rows, allowed)
 
     def diff(self, other: Savepoint, uid: str | None = None, state: str | None = None) -> DataFrame:
         """What changed from this savepoint to another one.
@@ -393,6 +396,10 @@ def _merge_range(work: tuple[str, TableWork]) -> list[bytes]:
     """Write the tables of a range; an operator that was renamed has them under its new uid."""
     uid, told = work
     return write_tables(told, uid)
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _names(key_by: str | Sequence[str]) -> list[str]:

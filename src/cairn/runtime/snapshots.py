@@ -26,6 +26,7 @@ from cairn.model.savepoint import Columns, SavepointMetadata, SavepointOperator,
 from cairn.model.types import DataType
 from cairn.runtime.savepoint import TableWork, checked_schema, table_rows
 from cairn.state.columns import arrow_type, is_pickled, stored_list, typed_list
+from cairn.state.expiry import alive
 from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
@@ -316,7 +317,7 @@ def checked_key(operator: SnapshotOperator, key: Any) -> list[Any]:
 
 
 def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotState, key: Any) -> pa.Table:
-    """The rows of one key. Of a savepoint, one row group of one file is read, as a rule."""
+    """The rows of one key, without expired ones. Of a savepoint, one row group of one file is read, as a rule."""
     values = checked_key(operator, key)
     fitted = [
         dtype.from_storage(dtype.to_storage(value)) for (_, dtype), value in zip(operator.keys, values, strict=True)
@@ -334,7 +335,13 @@ def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotSta
             found += [_matching(part.read(at), state.columns.keys, scalars) for at in hits]
     else:
         found = [_matching(table, state.columns.keys, scalars) for table in origin.rows(groups)]
-    return pa.concat_tables(found) if found else state.schema.empty_table()
+    rows = pa.concat_tables(found) if found else state.schema.empty_table()
+    return not_expired(snapshot, state, rows)
+
+
+def not_expired(snapshot: Snapshot, state: SnapshotState, rows: pa.Table) -> pa.Table:
+    """The rows that user code would see at the time of the snapshot: not those whose time to live has run out."""
+    return alive(rows, state.columns.last_access, state.spec.ttl_ms, snapshot.metadata.time_ms)
 
 
 def _may_hold(part: TablePart, row_group: int, keys: Sequence[str], scalars: Sequence[pa.Scalar]) -> bool:
