@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 from pyspark.sql.types import DataType as SparkType
 
 from cairn.errors import InternalError, InvalidInputError
-from cairn.model.ddl import parse_columns
+from cairn.model.ddl import parse_keys
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint import Columns
 from cairn.runtime.savepoint import WrittenPart
@@ -176,7 +176,7 @@ class WriteRows:
     names: Sequence[str]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        keys = parse_columns(self.key_type)
+        keys = parse_keys(self.key_type)
         columns, schema = table_schema(keys, self.spec)
         writer = TableWriter(open_filesystem(self.target), self.uid, self.spec.name, schema, columns.key_group)
         report = WriteReport()

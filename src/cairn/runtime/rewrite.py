@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from cairn.errors import CairnError, CorruptFileError
-from cairn.model.ddl import parse_columns
+from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.state.convert import Conversion
@@ -70,7 +70,7 @@ def _rewritten(
     by_state: dict[str, list[Section]] = {}
     for section in sections:
         by_state.setdefault(section.table, []).append(section)
-    keys = parse_columns(operator.key_type)
+    keys = parse_keys(operator.key_type)
     for state, parts in by_state.items():
         stored, wanted = specs.get(state), work.states.get(state)
         if stored is None or wanted is None:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, InternalError
-from cairn.model.ddl import parse_columns
+from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint import SavepointOperator, StateTable, TableFile
@@ -94,7 +94,7 @@ def write_tables(work: TableWork, uid: str = "") -> list[bytes]:
     """
     operator = msgspec.msgpack.decode(work.operator, type=OperatorState)
     target = open_filesystem(work.target)
-    keys = parse_columns(operator.key_type)
+    keys = parse_keys(operator.key_type)
     writers: dict[str, TableWriter] = {}
     for spec, table in table_rows(work):
         writer = writers.get(spec.name)
@@ -111,7 +111,7 @@ def write_tables(work: TableWork, uid: str = "") -> list[bytes]:
 def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
     """The rows of all states of a range, in portions of whole key groups, which come in order for each state."""
     operator = msgspec.msgpack.decode(work.operator, type=OperatorState)
-    keys = parse_columns(operator.key_type)
+    keys = parse_keys(operator.key_type)
     specs = {spec.name: spec for spec in operator.states}
     groups = KeyGroupRange(work.first_group, work.last_group)
     handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
@@ -161,7 +161,7 @@ def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
 
 def assembled(operator: OperatorState, written: Sequence[bytes]) -> SavepointOperator:
     """What a savepoint says of an operator, from all that its tasks returned. States without rows have no files."""
-    keys = parse_columns(operator.key_type)
+    keys = parse_keys(operator.key_type)
     parts = [msgspec.msgpack.decode(raw, type=WrittenPart) for raw in written]
     tables = []
     for spec in operator.states:
@@ -181,7 +181,7 @@ def file_order(file: TableFile) -> tuple[int, int]:
 def checked_schema(operator: SavepointOperator, table: StateTable) -> pa.Schema:
     """The columns that a table of a savepoint must have; an error if the savepoint names others or unknown types."""
     try:
-        keys = parse_columns(operator.key_type)
+        keys = parse_keys(operator.key_type)
         KeyCodec(keys)
         columns, schema = table_schema(keys, table.spec)
     except (CairnError, RecursionError) as error:
@@ -219,7 +219,7 @@ class _OpenTable:
         self._work = work
         self._operator = operator
         self._table = table
-        self._keys = parse_columns(operator.key_type)
+        self._keys = parse_keys(operator.key_type)
         self._spec = work.states[table.spec.name]
         self._convert = work.converters.get(table.spec.name)
         schema = checked_schema(operator, table)

@@ -11,5 +11,6 @@ def alive(table: pa.Table, last_access: str, ttl_ms: int, now_ms: int) -> pa.Tab
     if not last_access or not ttl_ms or table.num_rows == 0:
         return table
     micros = table.column(last_access).cast(pa.int64())
-    fresh = pc.greater_equal(micros, pa.scalar((now_ms - ttl_ms + 1) * 1000, pa.int64()))
+    since = max((now_ms - ttl_ms + 1) * 1000, -(1 << 62))
+    fresh = pc.greater_equal(micros, pa.scalar(since, pa.int64()))
     return table.filter(pc.fill_null(fresh, True))
