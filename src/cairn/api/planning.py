@@ -13,10 +13,11 @@ from cairn.api.snapshots import Snapshot, StoredOperator
 from cairn.api.sources import SourcePlan, match_sources, positions_of
 from cairn.config import Settings
 from cairn.errors import IncompatibleStateError
-from cairn.model.ddl import parse_type
+from cairn.model.ddl import parse_type, same_keys
 from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, compare
 from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
+from cairn.model.naming import choices, meant, spelled
 from cairn.runtime.probe import Declared
 from cairn.state.columns import is_pickled
 from cairn.state.convert import Conversion
@@ -160,7 +161,7 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
             if not stored.empty:
                 unclaimed.append(stored.uid)
             continue
-        if key != stored.key_type:
+        if not same_keys(key, stored.key_type):
             problems.append(
                 f"operator '{uid}': its stored state is keyed by ({stored.key_type}), the job keys by ({key}). The "
                 "type of a key never changes: key it as before, or give the operator a new uid."
@@ -259,14 +260,21 @@ def _refuse_pickles(
 ) -> None:
     """Opening a pickle runs what it says. One that another job made is brought in only if the user names it: also where
     the code does not declare the state, since later code of the job may."""
-    for operator in operators:
-        for state in operator.states:
-            name = f"{operator.uid}.{state.becomes.name}"
-            if _holds_pickles(state.stored) and name not in settings.allow_pickled:
-                problems.append(
-                    f"state '{name}' is pickled, and this job did not make the {snapshot.what} as it is: opening it runs "
-                    f"whatever it holds. If you trust it, set cairn.restore.allow-pickled={name}."
-                )
+    held = {(op.uid, state.becomes.name): _holds_pickles(state.stored) for op in operators for state in op.states}
+    allowed = set()
+    for name in settings.allow_pickled:
+        found = meant(name, held)
+        if len(found) > 1:
+            problems.append(f"cairn.restore.allow-pickled: {choices(name, found)}")
+        else:
+            allowed.update(found)
+    for pair, pickled in held.items():
+        if pickled and pair not in allowed:
+            name = spelled(pair, held)
+            problems.append(
+                f"state '{name}' is pickled, and this job did not make the {snapshot.what} as it is: opening it runs "
+                f"whatever it holds. If you trust it, set cairn.restore.allow-pickled={name}."
+            )
 
 
 def _holds_pickles(spec: StateSpec) -> bool:
@@ -310,29 +318,34 @@ def _renames(
                 f"cairn.restore.renames: '{old}' is to become '{new}', and the snapshot has one of that name"
             )
     states: dict[tuple[str, str], str] = {}
+    known = {
+        (prefix, spec.name): operator.uid
+        for operator in stored.values()
+        for prefix in (operator.uid, uids.get(operator.uid, operator.uid))
+        for spec in operator.states
+    }
     for old, new in given.items():
         if old in uids:
             continue
-        owner = next(
-            (
-                operator
-                for operator in stored.values()
-                for prefix in (operator.uid, uids.get(operator.uid, operator.uid))
-                if any(old == f"{prefix}.{spec.name}" for spec in operator.states)
-            ),
-            None,
-        )
-        if owner is None:
+        found = meant(old, known)
+        if len({(known[pair], pair[1]) for pair in found}) > 1:
+            problems.append(f"cairn.restore.renames: {choices(old, found)}")
+            continue
+        if not found:
             problems.append(f"cairn.restore.renames: the {snapshot.what} has nothing that is called '{old}'")
             continue
-        prefixes = (owner.uid, uids.get(owner.uid, owner.uid))
-        state = next(spec.name for spec in owner.states for prefix in prefixes if old == f"{prefix}.{spec.name}")
-        target = next((new.removeprefix(f"{p}.") for p in prefixes if new.startswith(f"{p}.")), "")
-        if not target:
+        owner, state = known[found[0]], found[0][1]
+        prefixes = list(dict.fromkeys((owner, uids.get(owner, owner))))
+        targets = {new[len(p) + 1 :]: p for p in prefixes if new.startswith((f"{p}.", f"{p}/")) and len(new) > len(p) + 1}
+        if len(targets) > 1:
+            told = [(prefix, target) for target, prefix in targets.items()]
+            problems.append(f"cairn.restore.renames: {choices(new, told)}")
+            continue
+        if not targets:
             problems.append(
                 f"cairn.restore.renames: '{old}' can only become another state of the same operator, such as "
                 f"'{prefixes[-1]}.<name>', not '{new}'"
             )
             continue
-        states[owner.uid, state] = target
+        states[owner, state] = next(iter(targets))
     return uids, states

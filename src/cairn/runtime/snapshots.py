@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.errors import InvalidInputError, NotFoundError, StateTypeError
+from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError, StateTypeError
 from cairn.model.checkpoint import Checkpoint
-from cairn.model.ddl import parse_columns, parse_type
+from cairn.model.ddl import parse_keys, parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group, key_group_range
 from cairn.model.manifest import OperatorState, StateSpec
+from cairn.model.naming import Pair, choices, meant, spelled
 from cairn.model.savepoint import Columns, SavepointMetadata, SavepointOperator, StateTable
 from cairn.model.types import DataType
 from cairn.runtime.savepoint import TableWork, checked_schema, table_rows
@@ -79,8 +81,18 @@ class ChainRows:
         work = TableWork(
             self.job_dir, told, groups.start, groups.end, self.time_ms, "", self.checkpoint, (self.spec.name,)
         )
-        for _, table in table_rows(work):
-            yield table
+        try:
+            for _, table in table_rows(work):
+                yield table
+        except (CorruptFileError, NotFoundError, FileNotFoundError):
+            if os.path.exists(os.path.join(self.job_dir, layout.metadata_path(self.checkpoint))):
+                raise
+            raise NotFoundError(
+                f"checkpoint {self.checkpoint} in {self.job_dir} is gone: its job deletes checkpoints that it does not "
+                "retain any more. Read it within `with Savepoint.load(spark, path) as savepoint:`, which holds it, "
+                "raise execution.checkpointing.num-retained, or take a savepoint and read that.",
+                path=self.job_dir,
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,7 @@ class SnapshotOperator:
 
     @property
     def keys(self) -> Sequence[tuple[str, DataType]]:
-        return parse_columns(self.key_type)
+        return parse_keys(self.key_type)
 
     def state(self, name: str | None) -> SnapshotState:
         """The state of a name; without a name, the only one."""
@@ -158,6 +170,21 @@ class Snapshot:
         if found is None:
             raise _missing(uid, list(self.operators), self.path, "operator")
         return found
+
+
+def pickles_allowed(snapshot: Snapshot, names: Iterable[str]) -> frozenset[Pair]:
+    """The states whose pickles may be opened, as `uid.state` or `uid/state` name them; an error for another name."""
+    known = [(op.uid, state.name) for op in snapshot.operators.values() for state in op.states.values()]
+    allowed = []
+    for name in names:
+        found = meant(name, known)
+        if not found:
+            there = ", ".join(spelled(pair, known) for pair in known)
+            raise NotFoundError(f"allow_pickled names '{name}'; {snapshot.path} has {there or 'no state'}")
+        if len(found) > 1:
+            raise InvalidInputError(f"allow_pickled: {choices(name, found)}")
+        allowed += found
+    return frozenset(allowed)
 
 
 def shown_name(state: str) -> str:
@@ -234,7 +261,7 @@ def _of_checkpoint(files: LocalFileSystem, checkpoint: Checkpoint) -> Snapshot:
     manifest = checkpoint.manifest
     operators = {}
     for operator in manifest.operators:
-        keys = parse_columns(operator.key_type)
+        keys = parse_keys(operator.key_type)
         states = {}
         for spec in operator.states:
             columns, schema = table_schema(keys, spec)
@@ -262,6 +289,17 @@ def _of_checkpoint(files: LocalFileSystem, checkpoint: Checkpoint) -> Snapshot:
 
 
 # Reading.
+
+
+@contextmanager
+def reading(*snapshots: Snapshot) -> Iterator[None]:
+    """Hold checkpoints while they are read, so that no job deletes them meanwhile. A savepoint needs no holding."""
+    with ExitStack() as holds:
+        for snapshot in snapshots:
+            if snapshot.checkpoint:
+                store = CheckpointStore(LocalFileSystem(os.path.dirname(snapshot.path)))
+                holds.enter_context(store.hold(snapshot.checkpoint))
+        yield
 
 
 def ranges(snapshot: Snapshot, count: int) -> list[KeyGroupRange]:
