@@ -13,8 +13,8 @@ from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, Restorer, recover
 from cairn.config import Settings
 from cairn.coordinator.parties import JobFacts
-from cairn.model.ddl import key_ddl
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint import SavepointMetadata

@@ -462,7 +462,9 @@ def test_a_crash_at_every_step_of_a_savepoint(tmp_path: Path) -> None:
         else:
             break
     assert call > 3
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*") if p.is_file() and p.parent.name != "taken"} == before
+    assert {
+        p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*") if p.is_file() and p.parent.name != "taken"
+    } == before
 
 
 def test_a_crash_at_every_storage_call_of_a_job_with_a_savepoint_and_a_clean_up(tmp_path: Path) -> None:

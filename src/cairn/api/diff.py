@@ -90,7 +90,12 @@ def _alike(old: tuple[SnapshotOperator, SnapshotState], new: tuple[SnapshotOpera
     def shape(found: tuple[SnapshotOperator, SnapshotState]) -> tuple[str, str, str, str]:
         operator, state = found
         kind = state.spec.kind if state.spec.has_entries else "value"
-        return key_ddl((name, dtype.ddl) for name, dtype in operator.keys), kind, state.spec.key_type, state.spec.value_type
+        return (
+            key_ddl((name, dtype.ddl) for name, dtype in operator.keys),
+            kind,
+            state.spec.key_type,
+            state.spec.value_type,
+        )
 
     return shape(old) == shape(new)
 

@@ -336,7 +336,9 @@ def _renames(
             continue
         owner, state = known[found[0]], found[0][1]
         prefixes = list(dict.fromkeys((owner, uids.get(owner, owner))))
-        targets = {new[len(p) + 1 :]: p for p in prefixes if new.startswith((f"{p}.", f"{p}/")) and len(new) > len(p) + 1}
+        targets = {
+            new[len(p) + 1 :]: p for p in prefixes if new.startswith((f"{p}.", f"{p}/")) and len(new) > len(p) + 1
+        }
         if len(targets) > 1:
             told = [(prefix, target) for target, prefix in targets.items()]
             problems.append(f"cairn.restore.renames: {choices(new, told)}")

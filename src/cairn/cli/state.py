@@ -35,8 +35,8 @@ from cairn.runtime.snapshots import (
     first_rows,
     open_snapshot,
     pickles_allowed,
-    reading,
     ranges,
+    reading,
 )
 from cairn.storage.savepoints import dispose
 

@@ -120,7 +120,9 @@ def _check(metadata: SavepointMetadata, name: str) -> None:
                 raise wrong(f"state {table.spec.name!r} is of the unknown kind {table.spec.kind!r}")
             if not 0 <= table.spec.ttl_ms < 1 << 63:
                 raise wrong(f"state {table.spec.name!r} has the impossible time to live {table.spec.ttl_ms}")
-            why = next(filter(None, map(wrong_type, (operator.key_type, table.spec.key_type, table.spec.value_type))), "")
+            why = next(
+                filter(None, map(wrong_type, (operator.key_type, table.spec.key_type, table.spec.value_type))), ""
+            )
             if why:
                 raise wrong(f"state {table.spec.name!r} has a type that this cairn does not know: {why}")
             _check_files(operator, table, metadata.max_parallelism, wrong)
