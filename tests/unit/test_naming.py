@@ -65,7 +65,7 @@ def test_readers_allow_pickles_in_the_same_way() -> None:
         )
     snapshot = snapshots.Snapshot("sp", metadata, operators)
     assert snapshots.pickles_allowed(snapshot, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
-    with pytest.raises(InvalidInputError, match="'a.b.c' may mean"):
+    with pytest.raises(InvalidInputError, match=r"'a.b.c' may mean"):
         snapshots.pickles_allowed(snapshot, ["a.b.c"])
-    with pytest.raises(NotFoundError, match="has a/b.c, a.b/c, plain.state"):
+    with pytest.raises(NotFoundError, match=r"has a/b.c, a.b/c, plain.state"):
         snapshots.pickles_allowed(snapshot, ["other"])

@@ -230,7 +230,8 @@ def test_a_deep_type_is_refused_wherever_it_comes_from() -> None:
     with pytest.raises(InvalidInputError, match="nested more than 64 deep"):
         parse_type("array<" * 3000 + "int" + ">" * 3000)
     wide = "struct<" + ",".join(f"a{n}:array<int>" for n in range(200)) + ">"
-    assert wrong_type(wide) == "" and len(parse_type(wide).fields) == 200
+    assert wrong_type(wide) == ""
+    assert len(parse_type(wide).fields) == 200
 
 
 def test_positions_and_logs_of_sources_that_cannot_be(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_positions_and_logs_of_sources_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(CorruptFileError, match="which files batch 1 had"):
         copy_source(str(log), str(tmp_path / "copy"), {"logOffset": 3 * 10**12}, 10)
     assert time.monotonic() - began < 2
-    with pytest.raises(CorruptFileError, match="positions cannot be read: .*source 0 is no JSON"):
+    with pytest.raises(CorruptFileError, match=r"positions cannot be read: .*source 0 is no JSON"):
         positions_of("v1\n{}\nnot json")
     for line in ("{", "[]", '{"batchId":"x","path":"p"}', '{"batchId":1e400,"path":"p"}'):
         (log / "1").write_text(f"v1\n{line}")

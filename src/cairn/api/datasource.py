@@ -101,9 +101,10 @@ class _Opened:
         if others:
             told = ", ".join(f"chk-{snapshot.checkpoint} ({found.spec.signature})" for snapshot, found in others)
             raise IncompatibleStateError(
-                f"operator '{uid}', state '{newest.name}' is a {newest.spec.signature} in chk-{snapshots[-1].checkpoint} "
-                f"and has other columns in {told}: they do not fit into one table. Read each checkpoint by its own path, "
-                f"as in load('{others[0][0].path}'), cast, and put them together with unionByName.",
+                f"operator '{uid}', state '{newest.name}' is a {newest.spec.signature} in "
+                f"chk-{snapshots[-1].checkpoint} and has other columns in {told}: they do not fit into one table. Read "
+                f"each checkpoint by its own path, as in load('{others[0][0].path}'), cast, and put them together with "
+                "unionByName.",
                 checkpoints=[snapshot.checkpoint for snapshot, _ in others],
             )
 

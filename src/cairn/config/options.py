@@ -148,7 +148,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "cairn.restore.allow-pickled": (
         "allow_pickled", readers.names,
-        "pickled states (uid.state, with commas) that may be taken over from a snapshot which this job did not make; default: none",
+        "pickled states (uid.state, with commas) that may be taken from a snapshot of another job; default: none",
     ),
     "cairn.errors.show-values": ("show_values", readers.boolean, "show data in error messages; default false"),
 }  # fmt: skip

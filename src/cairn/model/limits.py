@@ -1,5 +1,7 @@
-"""What the numbers and texts of a snapshot may be at most: one from elsewhere is not believed, so that nothing in it can
-bring a job to an end of its numbers, or keep a reader busy."""
+"""What the numbers and texts of a snapshot may be at most.
+
+One from elsewhere is not believed: nothing in it can bring a job to the end of its numbers, or keep a reader busy.
+"""
 
 from __future__ import annotations
 

@@ -251,7 +251,8 @@ class Problem:
 def verify(path: str, progress: Progress | None = None) -> list[Problem]:
     """Compare every byte of a savepoint with its metadata; an empty list if all is well.
 
-    Files that the metadata does not name are told too, and are no damage: nothing reads them. Raises for metadata that is refused.
+    Files that the metadata does not name are told too, and are no damage: nothing reads them. Raises for
+    metadata that is refused.
     """
     root = local_root(path)
     metadata = read_savepoint(root)
