@@ -300,7 +300,7 @@ def test_damage_is_found_before_a_row_is_given(spark: SparkSession, savepoint: S
 def test_keys_of_any_name_and_maps_inside_of_values(spark: SparkSession, tmp_path: Path) -> None:
     def made(entries: str) -> Savepoint:
         keys = spark.sql("select cast(0.1 as float) `my key`, 1L value")
-        nested = f"named_struct('by day', map({entries}), 'l', array(map('z', map({entries}))), 'n', cast(null as int))"
+        nested = f"named_struct('m', map({entries}), 'l', array(map('z', map({entries}))), 'n', cast(null as int))"
         values = spark.sql(f"select k, {nested} value from values ('a'), ('b') as t(k)")
         both = Savepoint.create(16).with_keyed_state("floats", "s", keys, key_by="my key")
         return both.with_keyed_state("nested", "s", values, key_by="k")
