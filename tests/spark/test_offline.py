@@ -295,3 +295,24 @@ def test_damage_is_found_before_a_row_is_given(spark: SparkSession, savepoint: S
     with pytest.raises(CorruptFileError, match="checksum"):
         damaged.write(str(tmp_path / "again"))
     assert not (tmp_path / "again").exists()
+
+
+def test_keys_of_any_name_and_maps_inside_of_values(spark: SparkSession, tmp_path: Path) -> None:
+    def made(entries: str) -> Savepoint:
+        keys = spark.sql("select cast(0.1 as float) `my key`, 1L value")
+        nested = f"named_struct('m', map({entries}), 'l', array(map('z', map({entries}))), 'n', cast(null as int))"
+        values = spark.sql(f"select k, {nested} value from values ('a'), ('b') as t(k)")
+        both = Savepoint.create(16).with_keyed_state("floats", "s", keys, key_by="my key")
+        return both.with_keyed_state("nested", "s", values, key_by="k")
+
+    edit = made("'x', 1, 'y', 2")
+    assert edit.lookup("floats", "s", 0.1) == 1, "before it is written"
+    written = edit.write(str(tmp_path / "sp"))
+    assert written.lookup("floats", "s", {"my key": 0.1}) == 1
+    assert written.operators()[0].key_type == "`my key` float"
+    assert [row["my key"] for row in written.read_keyed_state("floats", "s").collect()] == [pytest.approx(0.1)]
+    counted = rows(written.diff(made("'y', 2, 'x', 1")))  # entries of a map have no order
+    assert counted == [("floats", "s", 0, 0, 0), ("nested", "s", 0, 0, 0)]
+    assert rows(written.diff(made("'x', 1, 'y', 3"), "nested", "s").select("k", "change")) == [
+        ("a", "changed"), ("b", "changed"),
+    ]  # fmt: skip

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from tests.spark.checkpoint_lab import outputs, processed, running, until
 from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship
 
 from cairn import (
     CheckpointFailedError,
@@ -202,7 +202,8 @@ def started(
     keyed = lab.stream(env).key_by("key")
     keyed.process(function, output, uid=uid).sink_to(FileSink(str(lab.folder / f"output-{name}")), uid="out")
     if extra:
-        lab.stream(env).key_by("key").count(uid="extra").sink_to(NoopSink(), uid="noop")
+        again = lab.spark.readStream.schema(INPUT).option("cairn.source", "extra").json(str(lab.input))
+        env.from_df(again).key_by("key").count(uid="extra").sink_to(NoopSink(), uid="noop")
     return env.execute_async(name)
 
 
@@ -403,6 +404,7 @@ def test_positions_of_generated_and_python_sources(lab: Lab) -> None:
     rates = [lab.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).load() for n in (4, 5)]
     assert source_names(rates[0].union(rates[1])) == source_names(rates[1].union(rates[0]))[::-1]
     assert source_names(rates[0]) != source_names(rates[1])
+    lab.input.mkdir(parents=True, exist_ok=True)
     named = lab.spark.readStream.schema("n bigint").option("cairn.source", "lines").json(os.path.relpath(lab.input))
     assert source_names(named) == [f"FileSource[{lab.input}]{{lines}}"]
     job = start("two", ["counter", "rate"], **{FROM: path})

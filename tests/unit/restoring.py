@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from cairn.api.migration import LocalMover, Mover
+from cairn.api.origin import note_taken
 from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, Restorer, recover
 from cairn.config import Settings
 from cairn.coordinator.parties import JobFacts
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint import SavepointMetadata
@@ -56,6 +58,7 @@ def savepoint_of(job_dir: Path, target: Path, files: Any = None, token: str = ""
         offsets=manifest.offsets, watermark=manifest.watermark, time_ms=manifest.time_ms,
         incarnation=manifest.incarnation, **more,
     )  # fmt: skip
+    note_taken(LocalFileSystem(str(job_dir)), metadata)
     return folder.complete(metadata)
 
 
@@ -72,7 +75,7 @@ def checkpoint_of(job_dir: Path, number: int = 1) -> str:
 
 def shape_of(made: KeyedProcessHarness, uid: str = UID, groups: int = 0) -> JobShape:
     spec = made.spec
-    keys = ", ".join(f"{name} {ddl}" for name, ddl in spec.key_types)
+    keys = key_ddl(spec.key_types)
     told = declared_states(spec, {})
     return JobShape({uid: keys}, {uid: msgspec.structs.replace(told, uid=uid)}, spec.parallelism, groups)
 

@@ -131,6 +131,11 @@ def test_verify(savepoint: str) -> None:
     told = answer("verify", savepoint)
     assert told["intact"]
     assert told["bytes"] > 0
+    Path(savepoint, "tables/op/notes.txt").write_text("mine")
+    told = answer("verify", savepoint)
+    assert told["intact"], "a file that nobody reads is no damage"
+    assert (told["problems"], told["strange"]) == ([], ["tables/op/notes.txt"])
+    assert "notes.txt: not part of the savepoint" in call("verify", savepoint)[1]
     part = next(Path(savepoint, "tables/op/total").iterdir())
     flip_bit(part, 100)
     code, text = call("verify", savepoint)

@@ -177,17 +177,19 @@ def a_job(tmp_path: Path) -> tuple[str, JobShape, LocalFileSystem]:
     return path, shape, LocalFileSystem(str(tmp_path / "b"))
 
 
-def test_the_same_restore_given_again_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_restore_given_again_goes_on_where_that_is_wanted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, shape, files = a_job(tmp_path)
     stood = newest(tmp_path / "b")
-    again = restored(path, tmp_path / "b", shape)
+    again = restored(path, tmp_path / "b", shape, restore_again=False)
     assert again.manifest is not None
     assert again.manifest.commit_id == stood.commit_id
-    assert "goes on from its newest epoch. Set cairn.restore.again=true" in caplog.text
-    plan = plan_restore(files, "harness", Settings(restore_path=path), lambda: shape)
+    assert "goes on from its newest epoch. Leave cairn.restore.again=false out" in caplog.text
+    plan = plan_restore(files, "harness", Settings(restore_path=path, restore_again=False), lambda: shape)
     assert "would go on from its newest epoch" in plan.notes[0]
     shutil.rmtree(path)  # a claimed savepoint is gone some day
-    assert restored(f"{path}/_metadata", tmp_path / "b", shape).manifest == stood
+    assert restored(f"{path}/_metadata", tmp_path / "b", shape, restore_again=False).manifest == stood
     with pytest.raises(NotFoundError):
         restored(path, tmp_path / "b", shape, restore_again=True)
     with pytest.raises(NotFoundError):

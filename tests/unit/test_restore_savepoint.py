@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 
 from cairn.api.migration import LocalMover
+from cairn.api.planning import JobShape
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import (
     ListStateDescriptor,
@@ -23,9 +25,11 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.keygroups import key_group
+from cairn.runtime.probe import Declared
+from cairn.runtime.snapshots import as_python, find_rows, open_snapshot
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import ManifestStore
-from cairn.storage.savepoints import is_savepoint, verify
+from cairn.storage.savepoints import encode_savepoint, is_savepoint, read_savepoint, verify
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit
 from cairn.testing.harness import UID, KeyedProcessHarness
 
@@ -204,6 +208,66 @@ def test_time_to_live_is_switched_off(tmp_path: Path) -> None:
         assert job.state("seen", "k1") == [float(n) for n in model()["k1"]["seen"]]
 
 
+class Fading(KeyedProcessFunction):
+    """All kinds of state, with a time to live of a second or without one."""
+
+    def __init__(self, ttl: bool) -> None:
+        self.ttl = ttl
+
+    def open(self, runtime_context: Any) -> None:
+        made = [
+            ValueStateDescriptor("last", "bigint"),
+            ListStateDescriptor("all", "bigint"),
+            MapStateDescriptor("by", "bigint", "string"),
+        ]
+        if self.ttl:
+            for descriptor in made:
+                descriptor.enable_time_to_live(StateTtlConfig.new_builder(Time.seconds(1)).build())
+        self.last = runtime_context.get_state(made[0])
+        self.all = runtime_context.get_list_state(made[1])
+        self.by = runtime_context.get_map_state(made[2])
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.last.update(value.n)
+        self.all.add(value.n)
+        self.by.put(value.n, "x")
+        yield (value.key, "")
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "checkpoint"])
+def test_what_has_expired_does_not_come_back_without_a_time_to_live(tmp_path: Path, kind: str) -> None:
+    """G13: not for user code after a restore, and not for those who look up a key in the snapshot."""
+    with harness(Fading(True), tmp_path / "a") as job:
+        job.advance_processing_time(10_000)
+        job.push(("old", 1), ("both", 1))
+        job.run_epoch()
+        job.advance_processing_time(11_000)
+        job.push(("both", 2), ("new", 3))
+        job.run_epoch()
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp") if kind == "savepoint" else checkpoint_of(tmp_path / "a")
+    snapshot = open_snapshot(path)
+    operator = snapshot.operator(UID)
+
+    def looked_up(state: str, key: str) -> Any:
+        found = operator.state(state)
+        return as_python(found, find_rows(snapshot, operator, found, key))
+
+    seen: dict[str, dict[str, Any]] = {
+        "last": {"old": None, "both": 2, "new": 3},
+        "all": {"old": [], "both": [2], "new": [3]},
+    }
+    seen["by"] = {"old": {}, "both": {2: "x"}, "new": {3: "x"}}
+    assert {state: {key: looked_up(state, key) for key in keys} for state, keys in seen.items()} == seen
+    with harness(Fading(False), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    restored(path, tmp_path / "b", shape, now_ms=11_999)
+    restored(path, tmp_path / "c", shape, now_ms=12_000)  # by then everything has expired
+    with harness(Fading(False), tmp_path / "b") as job:
+        assert {state: {key: job.state(state, key) for key in keys} for state, keys in seen.items()} == seen
+    with harness(Fading(False), tmp_path / "c") as job:
+        assert [job.state("last", key) for key in ("old", "both", "new")] == [None, None, None]
+
+
 def test_a_renamed_operator(tmp_path: Path) -> None:
     """F9, F10: found by its uid, refused without one, taken under the new one if that is told."""
     run_old(tmp_path / "a")
@@ -308,6 +372,47 @@ def test_pickles_of_another_job_are_opened_by_name_only(tmp_path: Path) -> None:
         assert job.state("any", "k") == {"n": 1}
 
 
+def test_what_a_snapshot_says_of_itself_does_not_make_its_pickles_the_jobs_own(tmp_path: Path) -> None:
+    with harness(Pickled(), tmp_path / "a") as job:
+        job.push(("k", 1))
+        job.run_epoch()
+        shape = shape_of(job)
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    stored = read_savepoint(path)
+    edited = tmp_path / "sp" / "edited"
+    shutil.copytree(path, edited)
+    changed = msgspec.structs.replace(stored, created_ms=stored.created_ms + 1)
+    (edited / "_metadata").write_bytes(encode_savepoint(changed))
+    assert read_savepoint(str(edited)).incarnation == newest(tmp_path / "a").incarnation
+    refused = f"state '{UID}.any' is pickled, and this job did not make the savepoint as it is"
+    with pytest.raises(IncompatibleStateError, match=refused):
+        restored(str(edited), tmp_path / "a", shape)
+    moved = tmp_path / "moved"
+    os.rename(path, moved)
+    restored(str(moved), tmp_path / "a", shape)  # the job's own, wherever it lies now
+    with harness(Pickled(), tmp_path / "a") as job:
+        assert job.state("any", "k") == {"n": 1}
+
+
+def test_pickles_of_a_foreign_checkpoint_and_of_states_that_nobody_declares(tmp_path: Path) -> None:
+    with harness(Pickled(), tmp_path / "a") as job:
+        job.push(("k", 1))
+        job.run_epoch()
+        shape = shape_of(job)
+    checkpoint = checkpoint_of(tmp_path / "a")
+    with pytest.raises(IncompatibleStateError, match=f"did not make the checkpoint .*allow-pickled={UID}.any"):
+        restored(checkpoint, tmp_path / "b", shape)
+    assert not (tmp_path / "b").exists()
+    silent = JobShape(shape.operators, {UID: Declared(UID, [])}, shape.parallelism, 0)  # a later version may declare it
+    for path in (checkpoint, savepoint_of(tmp_path / "a", tmp_path / "sp")):
+        with pytest.raises(IncompatibleStateError, match=f"allow-pickled={UID}.any"):
+            restored(path, tmp_path / "b", silent)
+    restored(checkpoint, tmp_path / "b", shape, allow_pickled=(f"{UID}.any",))
+    with harness(Pickled(), tmp_path / "b") as job:
+        assert job.state("any", "k") == {"n": 1}
+    restored(checkpoint, tmp_path / "a", shape)  # its own
+
+
 def test_a_crash_at_every_step_of_a_restore(tmp_path: Path) -> None:
     """J5: the snapshot stays as it was, and starting again succeeds."""
     run_old(tmp_path / "a")
@@ -373,7 +478,9 @@ def test_a_crash_at_every_step_of_a_savepoint(tmp_path: Path) -> None:
         else:
             break
     assert call > 3
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*") if p.is_file()} == before
+    assert {
+        p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*") if p.is_file() and p.parent.name != "taken"
+    } == before
 
 
 def test_a_crash_at_every_storage_call_of_a_job_with_a_savepoint_and_a_clean_up(tmp_path: Path) -> None:

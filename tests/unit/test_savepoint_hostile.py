@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.test_savepoint_tables import load, make_job, make_savepoint, rewrite, vouch
 
-from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
+from cairn.api.sources import copy_source, positions_of
+from cairn.errors import (
+    CairnError,
+    CorruptFileError,
+    IncompatibleStateError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+)
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.ddl import parse_type
+from cairn.model.limits import wrong_type
+from cairn.model.manifest import Manifest
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import find_rows, open_snapshot
 from cairn.storage import savepoints
+from cairn.storage.checkpoints import decode_checkpoint, encode_checkpoint
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate
 
 REFUSED = (CorruptFileError, IncompatibleStateError, NotFoundError)
@@ -190,6 +204,58 @@ def test_types_that_nest_or_name_the_unknown_are_refused(copy: str) -> None:
         copy, typed("struct<" + ",".join(f"a{i}:array<int>" for i in range(3)) + ">"), "columns are", also_dispose=False
     )
     refused(copy, typed("string"), "columns are", also_dispose=False)
+
+
+def test_numbers_and_positions_that_cannot_be_are_refused_by_name(copy: str) -> None:
+    """Nothing in a savepoint brings a job to the end of its numbers, or raises an error that names nothing."""
+
+    def changed(**fields: Any) -> Callable[[SavepointMetadata], SavepointMetadata]:
+        return lambda metadata: msgspec.structs.replace(metadata, **fields)
+
+    for epoch in ((1 << 63) - 1, 10**12, -5):
+        refused(copy, changed(epoch=epoch), f"epoch {epoch} is impossible")
+    for time_ms in (-1, 1 << 62):
+        refused(copy, changed(time_ms=time_ms), f"a time of {time_ms} milliseconds is impossible")
+    refused(copy, changed(watermark=1 << 63), "watermark")
+    refused(copy, changed(id=-1), "number -1")
+    refused(copy, changed(created_ms=1 << 60), "is impossible")
+    for line in ("not json", "[" * 100_000, '{"logOffset":', "9" * 5000):
+        refused(copy, changed(offsets=f"v1\n{{}}\n-\n{line}"), "the position of source 1 is no JSON")
+    for position in ('{"logOffset":-7}', '{"logOffset":"x"}', '{"logOffset":1.5}', '{"logOffset":1e400}'):
+        refused(copy, changed(offsets=f"v1\n{{}}\n{position}"), "the position of source 0 is impossible")
+
+
+def test_a_deep_type_is_refused_wherever_it_comes_from() -> None:
+    parse_type("array<" * 60 + "int" + ">" * 60)
+    with pytest.raises(InvalidInputError, match="nested more than 64 deep"):
+        parse_type("array<" * 3000 + "int" + ">" * 3000)
+    wide = "struct<" + ",".join(f"a{n}:array<int>" for n in range(200)) + ">"
+    assert wrong_type(wide) == ""
+    assert len(parse_type(wide).fields) == 200
+
+
+def test_positions_and_logs_of_sources_that_cannot_be(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    (log / "0").write_text('v1\n{"path":"file:///a","timestamp":1,"batchId":0}')
+    began = time.monotonic()
+    with pytest.raises(CorruptFileError, match="which files batch 1 had"):
+        copy_source(str(log), str(tmp_path / "copy"), {"logOffset": 3 * 10**12}, 10)
+    assert time.monotonic() - began < 2
+    with pytest.raises(CorruptFileError, match=r"positions cannot be read: .*source 0 is no JSON"):
+        positions_of("v1\n{}\nnot json")
+    for line in ("{", "[]", '{"batchId":"x","path":"p"}', '{"batchId":1e400,"path":"p"}'):
+        (log / "1").write_text(f"v1\n{line}")
+        with pytest.raises(CorruptFileError, match="is no log of Spark's file source"):
+            copy_source(str(log), str(tmp_path / "copy"), {"logOffset": 0}, 10)
+
+
+def test_a_checkpoint_with_an_impossible_epoch_is_refused() -> None:
+    manifest = Manifest("j", "i", 1 << 62, "c", 1, 0, 128, "", 0, 0, [], [], {})
+    info = CheckpointInfo(1, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
+    data = encode_checkpoint(Checkpoint(1, "j", "j", 1, manifest, info))
+    with pytest.raises(CorruptFileError, match="epoch 4611686018427387904 is impossible"):
+        decode_checkpoint(data, "x")
 
 
 def test_links_and_odd_files_are_refused(copy: str, tmp_path: Path) -> None:

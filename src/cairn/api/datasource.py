@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
 from cairn.api.frames import spark_schema
-from cairn.errors import InvalidInputError, NotFoundError
+from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.runtime.snapshots import FileRows, Snapshot, SnapshotState, open_snapshot, ranges, retained
 
@@ -95,8 +95,18 @@ class _Opened:
         for snapshot in snapshots:
             operator = snapshot.operators.get(uid)
             found = operator.states.get(newest.spec.name) if operator is not None else None
-            if found is not None and found.schema.equals(newest.schema):
+            if found is not None:
                 self._found.append((snapshot, found))
+        others = [(snapshot, found) for snapshot, found in self._found if not found.schema.equals(newest.schema)]
+        if others:
+            told = ", ".join(f"chk-{snapshot.checkpoint} ({found.spec.signature})" for snapshot, found in others)
+            raise IncompatibleStateError(
+                f"operator '{uid}', state '{newest.name}' is a {newest.spec.signature} in "
+                f"chk-{snapshots[-1].checkpoint} and has other columns in {told}: they do not fit into one table. Read "
+                f"each checkpoint by its own path, as in load('{others[0][0].path}'), cast, and put them together with "
+                "unionByName.",
+                checkpoints=[snapshot.checkpoint for snapshot, _ in others],
+            )
 
     @property
     def schema(self) -> StructType:

@@ -10,6 +10,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from cairn.api.frames import frame_of
 from cairn.errors import IncompatibleStateError, NotFoundError
+from cairn.model.ddl import key_ddl
 from cairn.runtime.snapshots import Snapshot, SnapshotOperator, SnapshotState, reader_of
 
 _SUMMARY = "uid string, state string, added bigint, removed bigint, changed bigint"
@@ -89,7 +90,12 @@ def _alike(old: tuple[SnapshotOperator, SnapshotState], new: tuple[SnapshotOpera
     def shape(found: tuple[SnapshotOperator, SnapshotState]) -> tuple[str, str, str, str]:
         operator, state = found
         kind = state.spec.kind if state.spec.has_entries else "value"
-        return operator.key_type, kind, state.spec.key_type, state.spec.value_type
+        return (
+            key_ddl((name, dtype.ddl) for name, dtype in operator.keys),
+            kind,
+            state.spec.key_type,
+            state.spec.value_type,
+        )
 
     return shape(old) == shape(new)
 
@@ -137,12 +143,24 @@ def _joined(
 
 
 def _comparable(column: Column, dtype: DataType) -> Column:
-    """Spark compares no maps: they are compared as ordered entries, or as text where they lie deeper."""
+    """A column that Spark compares. It compares no maps: wherever they lie, their ordered entries are taken instead."""
     if not _has_map(dtype):
         return column
-    if isinstance(dtype, MapType) and not _has_map(dtype.valueType):
-        return F.array_sort(F.map_entries(column))
-    return F.to_json(F.struct(column))
+    if isinstance(dtype, ArrayType):
+        inner = dtype.elementType
+        return F.transform(column, lambda item: _comparable(item, inner))
+    if isinstance(dtype, MapType):
+        keys, values = dtype.keyType, dtype.valueType
+        entries = F.transform(
+            F.map_entries(column),
+            lambda entry: F.struct(
+                _comparable(entry["key"], keys).alias("key"), _comparable(entry["value"], values).alias("value")
+            ),
+        )
+        return F.array_sort(entries)
+    fields = dtype.fields if isinstance(dtype, StructType) else []
+    parts = [_comparable(column.getField(f.name), f.dataType).alias(f"c{at}") for at, f in enumerate(fields)]
+    return F.when(column.isNotNull(), F.struct(*parts))
 
 
 def _has_map(dtype: DataType) -> bool:

@@ -64,6 +64,7 @@ from cairn.coordinator.statistics import Insight
 from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.model import keygroups
 from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.ddl import key_ddl
 from cairn.model.descriptors import Time
 from cairn.model.functions import CheckpointListener
 from cairn.runtime.operator import OperatorSpec
@@ -300,9 +301,7 @@ class StreamExecutionEnvironment:
     def _shape(self) -> JobShape:
         """What the job looks like to a restore. Runs `open()` of its functions once, in a Spark task."""
         return JobShape(
-            operators={
-                spec.uid: ", ".join(f"{name} {ddl}" for name, ddl in spec.key_types) for spec in self._operators
-            },
+            operators={spec.uid: key_ddl(spec.key_types) for spec in self._operators},
             declared=probe(self.spark, self._operators, self._settings.parameters),
             parallelism=self._parallelism()[0],
             max_parallelism=self._settings.max_parallelism,

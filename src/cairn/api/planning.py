@@ -13,10 +13,11 @@ from cairn.api.snapshots import Snapshot, StoredOperator
 from cairn.api.sources import SourcePlan, match_sources, positions_of
 from cairn.config import Settings
 from cairn.errors import IncompatibleStateError, InvalidInputError
-from cairn.model.ddl import parse_columns, parse_type
+from cairn.model.ddl import parse_keys, parse_type, same_keys
 from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, compare
 from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
+from cairn.model.naming import choices, meant, spelled
 from cairn.runtime.probe import Declared
 from cairn.state.columns import is_pickled
 from cairn.state.convert import Conversion
@@ -146,7 +147,7 @@ def _operator_document(operator: OperatorRestore) -> dict[str, Any]:
 
 
 def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool = False) -> RestorePlan:
-    """Compare a snapshot with a job. `own` says that the snapshot was taken by this very job."""
+    """Compare a snapshot with a job. `own` says that this very job made the snapshot."""
     problems: list[str] = []
     notes: list[str] = []
     uids, states = _renames(snapshot, settings.renames, job, problems)
@@ -160,11 +161,11 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
             if not stored.empty:
                 unclaimed.append(stored.uid)
             continue
-        if key != stored.key_type:
+        if not same_keys(key, stored.key_type):
             problems.append(_other_key(uid, stored.key_type, key))
         operators.append(_operator(uid, stored, job.declared.get(uid), states, problems))
-    if not own and snapshot.savepoint is not None:
-        _refuse_pickles(operators, settings, problems)
+    if not own:
+        _refuse_pickles(snapshot, operators, settings, problems)
     _judge_unclaimed(snapshot, unclaimed, job, settings, problems, notes)
     matched = {operator.uid for operator in operators}
     new = tuple(uid for uid in job.operators if uid not in matched)
@@ -197,7 +198,7 @@ def _other_key(uid: str, stored: str, key: str) -> str:
         f"({key or 'nothing'}). "
     )
     try:
-        before, now = parse_columns(stored), parse_columns(key)
+        before, now = parse_keys(stored), parse_keys(key)
     except InvalidInputError:
         return told + "Key it as before, or give the operator a new uid."
     if [dtype.ddl for _, dtype in before] == [dtype.ddl for _, dtype in now]:
@@ -276,17 +277,31 @@ def _refusal(uid: str, told: StateChange) -> str:
     )
 
 
-def _refuse_pickles(operators: Sequence[OperatorRestore], settings: Settings, problems: list[str]) -> None:
-    """Opening a pickle runs what it says. One that another job made is opened only if the user names it."""
-    for operator in operators:
-        for state in operator.states:
-            name = f"{operator.uid}.{state.becomes.name}"
-            held = state.stored.kind != "timer" and is_pickled(parse_type(state.stored.value_type))
-            if held and state.how != "carried" and name not in settings.allow_pickled:
-                problems.append(
-                    f"state '{name}' is pickled, and the savepoint was not taken by this job: opening it runs whatever "
-                    f"it holds. If you trust it, set cairn.restore.allow-pickled={name}."
-                )
+def _refuse_pickles(
+    snapshot: Snapshot, operators: Sequence[OperatorRestore], settings: Settings, problems: list[str]
+) -> None:
+    """Opening a pickle runs what it says. One that another job made is brought in only if the user names it: also where
+    the code does not declare the state, since later code of the job may."""
+    held = {(op.uid, state.becomes.name): _holds_pickles(state.stored) for op in operators for state in op.states}
+    allowed = set()
+    for name in settings.allow_pickled:
+        found = meant(name, held)
+        if len(found) > 1:
+            problems.append(f"cairn.restore.allow-pickled: {choices(name, found)}")
+        else:
+            allowed.update(found)
+    for pair, pickled in held.items():
+        if pickled and pair not in allowed:
+            name = spelled(pair, held)
+            problems.append(
+                f"state '{name}' is pickled, and this job did not make the {snapshot.what} as it is: opening it runs "
+                f"whatever it holds. If you trust it, set cairn.restore.allow-pickled={name}."
+            )
+
+
+def _holds_pickles(spec: StateSpec) -> bool:
+    types = [spec.value_type, spec.key_type] if spec.kind != "timer" else []
+    return any(is_pickled(parse_type(ddl)) for ddl in types if ddl)
 
 
 def _judge_unclaimed(
@@ -325,29 +340,36 @@ def _renames(
                 f"cairn.restore.renames: '{old}' is to become '{new}', and the snapshot has one of that name"
             )
     states: dict[tuple[str, str], str] = {}
+    known = {
+        (prefix, spec.name): operator.uid
+        for operator in stored.values()
+        for prefix in (operator.uid, uids.get(operator.uid, operator.uid))
+        for spec in operator.states
+    }
     for old, new in given.items():
         if old in uids:
             continue
-        owner = next(
-            (
-                operator
-                for operator in stored.values()
-                for prefix in (operator.uid, uids.get(operator.uid, operator.uid))
-                if any(old == f"{prefix}.{spec.name}" for spec in operator.states)
-            ),
-            None,
-        )
-        if owner is None:
+        found = meant(old, known)
+        if len({(known[pair], pair[1]) for pair in found}) > 1:
+            problems.append(f"cairn.restore.renames: {choices(old, found)}")
+            continue
+        if not found:
             problems.append(f"cairn.restore.renames: the {snapshot.what} has nothing that is called '{old}'")
             continue
-        prefixes = (owner.uid, uids.get(owner.uid, owner.uid))
-        state = next(spec.name for spec in owner.states for prefix in prefixes if old == f"{prefix}.{spec.name}")
-        target = next((new.removeprefix(f"{p}.") for p in prefixes if new.startswith(f"{p}.")), "")
-        if not target:
+        owner, state = known[found[0]], found[0][1]
+        prefixes = list(dict.fromkeys((owner, uids.get(owner, owner))))
+        targets = {
+            new[len(p) + 1 :]: p for p in prefixes if new.startswith((f"{p}.", f"{p}/")) and len(new) > len(p) + 1
+        }
+        if len(targets) > 1:
+            told = [(prefix, target) for target, prefix in targets.items()]
+            problems.append(f"cairn.restore.renames: {choices(new, told)}")
+            continue
+        if not targets:
             problems.append(
                 f"cairn.restore.renames: '{old}' can only become another state of the same operator, such as "
                 f"'{prefixes[-1]}.<name>', not '{new}'"
             )
             continue
-        states[owner.uid, state] = target
+        states[owner, state] = next(iter(targets))
     return uids, states

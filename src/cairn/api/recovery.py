@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from cairn.api.claims import check_claim, claim, drop_stale_claims
 from cairn.api.migration import Mover, Target
+from cairn.api.origin import made_here
 from cairn.api.planning import JobShape, RestorePlan, make_plan
 from cairn.api.restore import (
     check_sources,
@@ -94,7 +95,7 @@ def recover(
     if snapshot is not None:
         if restorer is None:
             raise InternalError("a restore needs to know the job")
-        plan = make_plan(snapshot, restorer.shape(), settings, own=_is_own(snapshot, identity))
+        plan = make_plan(snapshot, restorer.shape(), settings, own=made_here(snapshot, files))
         plan.check()
         for error in _obstacles(files, identity, name, snapshot, plan, settings, compact_interval):
             raise error
@@ -156,10 +157,9 @@ def _moved(plan: RestorePlan, mover: Mover, target: Target) -> dict[str, list[St
 
 
 def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | None:
-    """The snapshot that the settings name. None if they name none, or if the job was restored from that one already.
-
-    Whoever repeats a command, such as a supervisor of processes, means that the job should run, not that it should go
-    back each time and show its output once more. A claimed savepoint may be gone by then.
+    """The snapshot that the settings name. None if they name none, or if the job was restored from that one already and
+    is not to go back each time: a supervisor of processes that repeats a command means that the job should run, not
+    that it should show its output once more. A claimed savepoint may be gone by then.
     """
     if not settings.restore_path:
         return None
@@ -173,8 +173,8 @@ def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | No
         if settings.restore_again or snapshot.origin != before:
             return snapshot
     _log.warning(
-        "the job was started from %s before: it goes on from its newest epoch. Set cairn.restore.again=true to go back "
-        "to it once more.", settings.restore_path,
+        "the job was started from %s before: it goes on from its newest epoch. Leave cairn.restore.again=false out "
+        "to go back to it once more.", settings.restore_path,
     )  # fmt: skip
     return None
 
@@ -197,8 +197,8 @@ def plan_restore(
     if snapshot.origin == last_origin(files) and not settings.restore_again:
         notes.insert(
             0,
-            "the job was started from this snapshot before: it would go on from its newest epoch, and go back only "
-            "with cairn.restore.again=true",
+            "the job was started from this snapshot before: it would go on from its newest epoch, as "
+            "cairn.restore.again=false says",
         )
     return replace(plan, problems=(*plan.problems, *found), notes=tuple(notes))
 

@@ -43,7 +43,7 @@ def snapshot_damage(snapshot: Snapshot) -> str:
     """What is missing or damaged of a snapshot, every byte of it read; empty if nothing is."""
     if snapshot.checkpoint is not None:
         return damage(snapshot.files, snapshot.checkpoint.manifest, thorough=True, checkpoint=snapshot.checkpoint)
-    wrong = [problem.why for problem in verify(snapshot.path) if "not part of the savepoint" not in problem.why]
+    wrong = [problem.why for problem in verify(snapshot.path) if problem.damage]
     return "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
 
 

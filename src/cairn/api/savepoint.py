@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
 import msgspec
 import xxhash
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import cairn
 from cairn.api.diff import diff_rows, diff_summary
 from cairn.api.frames import FrameRows, fit, frame_of, spark_schema, write_frame
 from cairn.api.sources import COMPACT_INTERVAL, copy_sources
-from cairn.errors import CairnError, InvalidInputError, NotFoundError, from_traceback
-from cairn.model.ddl import parse_columns
+from cairn.errors import CairnError, InvalidInputError, from_traceback
+from cairn.model.ddl import parse_columns, quoted
 from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
@@ -40,9 +41,12 @@ from cairn.runtime.snapshots import (
     as_python,
     checked_key,
     find_rows,
+    not_expired,
     open_snapshot,
+    pickles_allowed,
     ranges,
     reader_of,
+    reading,
 )
 from cairn.state.codec import KeyCodec
 from cairn.state.typed import table_schema
@@ -87,28 +91,37 @@ class StateInfo:
 class Savepoint:
     """The state of a job at one moment, from a savepoint or a `chk-<n>`; see `load` and `create`."""
 
-    def __init__(self, spark: SparkSession | None, snapshot: Snapshot, allow_pickled: Iterable[str] = ()) -> None:
+    def __init__(self, spark: SparkSession | None, snapshot: Snapshot, allowed: Iterable[tuple[str, str]] = ()) -> None:
         self._spark = spark
         self._snapshot = snapshot
-        self._allowed = frozenset(allow_pickled)
+        self._allowed = frozenset(allowed)
+        self._holds: list[ExitStack] = []
+
+    def __enter__(self) -> Savepoint:
+        """Hold a checkpoint to the end of the block, an hour at most: its job does not delete it meanwhile."""
+        hold = ExitStack()
+        hold.enter_context(reading(self._snapshot))
+        self._holds.append(hold)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._holds.pop().close()
 
     @staticmethod
     def load(spark: SparkSession, path: str, allow_pickled: Iterable[str] = ()) -> Savepoint:
         """Open a savepoint, a checkpoint (`chk-<n>`), or the newest checkpoint of a job's directory.
 
-        Only metadata is read here. Pickled values are given as bytes; `lookup` opens those of the states that
-        `allow_pickled` names as `"uid.state"`. Opening a pickle runs code that is in it: allow it only for savepoints
-        whose origin you trust.
+        Only metadata is read here. A running job deletes checkpoints that it does not retain any more; `lookup` and
+        `write` hold the checkpoint while they read it, and `with Savepoint.load(...) as savepoint:` does for everything
+        that runs within the block, such as actions on DataFrames. A savepoint is deleted by nobody else.
+
+        Pickled values are given as bytes; `lookup` opens those of the states that `allow_pickled` names as
+        `"uid.state"` (or `"uid/state"`, where names have dots). Opening a pickle runs code that is in it: allow it
+        only for savepoints whose origin you trust.
         """
         allowed = [allow_pickled] if isinstance(allow_pickled, str) else list(allow_pickled)
         snapshot = open_snapshot(path)
-        there = [f"{op.uid}.{state.name}" for op in snapshot.operators.values() for state in op.states.values()]
-        for name in allowed:
-            if name not in there:
-                raise NotFoundError(
-                    f"allow_pickled names '{name}'; {snapshot.path} has {', '.join(there) or 'no state'}"
-                )
-        return Savepoint(spark, snapshot, allowed)
+        return Savepoint(spark, snapshot, pickles_allowed(snapshot, allowed))
 
     @staticmethod
     def create(max_parallelism: int = MIN_DEFAULT_MAX_PARALLELISM, name: str = "bootstrap") -> Savepoint:
@@ -203,20 +216,24 @@ class Savepoint:
     def lookup(self, uid: str, state: str, key: Any) -> Any:
         """The state of one key as user code sees it: a value or None, a list, a dict, or the times of timers.
 
-        `key` is a value, a tuple for several key columns, or a dict by column. No Spark job runs.
+        `key` is a value, a tuple for several key columns, or a dict by column. What had expired at the time of the
+        snapshot is not given. No Spark job runs, except for a state that was edited and is not written yet.
         """
         operator = self._snapshot.operator(uid)
         found = operator.state(state)
-        allowed = f"{uid}.{found.name}" in self._allowed
+        allowed = (uid, found.name) in self._allowed
         if isinstance(found.origin, FrameRows):
             return self._lookup_in_frame(operator, found, key, allowed)
-        return as_python(found, find_rows(self._snapshot, operator, found, key), allowed)
+        with reading(self._snapshot):
+            rows = find_rows(self._snapshot, operator, found, key)
+        return as_python(found, rows, allowed)
 
     def _lookup_in_frame(self, operator: SnapshotOperator, state: SnapshotState, key: Any, allowed: bool) -> Any:
         frame = frame_of(self._session(), self._snapshot, operator, state)
-        for (name, _), value in zip(operator.keys, checked_key(operator, key), strict=True):
-            frame = frame.filter(F.col(f"`{name}`") == F.lit(value))
-        return as_python(state, frame.toArrow().cast(state.schema), allowed)
+        for (name, dtype), value in zip(operator.keys, checked_key(operator, key), strict=True):
+            frame = frame.filter(_column(name) == F.lit(dtype.from_storage(dtype.to_storage(value))).cast(dtype.ddl))
+        rows = not_expired(self._snapshot, state, frame.toArrow().cast(state.schema))
+        return as_python(state, rows, allowed)
 
     def diff(self, other: Savepoint, uid: str | None = None, state: str | None = None) -> DataFrame:
         """What changed from this savepoint to another one.
@@ -331,6 +348,10 @@ class Savepoint:
             raise InvalidInputError(f"{root} exists already; a savepoint overwrites nothing", path=root)
         if layout.is_savepoint_progress(name) or layout.checkpoint_number(name) is not None:
             raise InvalidInputError(f"'{name}' cannot be the name of a savepoint; take another one", path=root)
+        with reading(self._snapshot):
+            return self._write(parent, name)
+
+    def _write(self, parent: str, name: str) -> Savepoint:
         now_ms = int(time.time() * 1000)
         folder = SavepointFolder.begin(parent)
         try:
@@ -432,6 +453,10 @@ def _merge_range(work: tuple[str, TableWork]) -> list[bytes]:
     return write_tables(told, uid)
 
 
+def _column(name: str) -> Column:
+    return F.col(quoted(name))
+
+
 def _names(key_by: str | Sequence[str]) -> list[str]:
     return [key_by] if isinstance(key_by, str) else list(key_by)
 
@@ -446,7 +471,7 @@ def _key_type(uid: str, df: DataFrame, key_by: str | Sequence[str] | None) -> st
         raise InvalidInputError(
             f"operator '{uid}': the rows have no key column {missing}; they have {', '.join(types)}"
         )
-    ddl = ", ".join(f"`{name}` {types[name]}" for name in names)
+    ddl = ", ".join(f"{quoted(name)} {types[name]}" for name in names)
     return KeyCodec(parse_columns(ddl)).ddl
 
 

@@ -16,6 +16,7 @@ import xxhash
 from pyspark.sql import SparkSession
 
 from cairn.api.background import Background
+from cairn.api.origin import note_taken
 from cairn.api.sources import copy_sources
 from cairn.coordinator.compaction import ranges_of
 from cairn.coordinator.parties import JobFacts, WrittenSavepoint
@@ -190,6 +191,7 @@ class SparkSavepoints:
         if writing is None or writing.metadata is None:
             raise CheckpointFailedError(f"savepoint {number} was given up", checkpoint=number)
         try:
+            note_taken(self._files, writing.metadata)
             path = writing.folder.complete(writing.metadata, writing.name)
         except BaseException:
             writing.folder.abort()

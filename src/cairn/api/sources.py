@@ -22,7 +22,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from cairn.errors import CorruptFileError, IncompatibleStateError
+from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
+from cairn.model.limits import read_positions
 from cairn.model.manifest import NO_WATERMARK
 from cairn.storage.filesystem import sync
 
@@ -241,7 +242,10 @@ def _kind(name: str) -> str:
 
 def positions_of(offsets: str) -> list[Any]:
     """The position of each source in an entry of Spark's offset log; None for one that has none."""
-    return [None if line in (_NO_POSITION, "") else json.loads(line) for line in offsets.split("\n")[2:]]
+    try:
+        return read_positions(offsets)
+    except InvalidInputError as error:
+        raise CorruptFileError(f"a snapshot's source positions cannot be read: {error.message}") from None
 
 
 def rearranged(offsets: str, plan: SourcePlan, time_ms: int) -> str:
@@ -300,10 +304,10 @@ def copy_source(folder: str, target: str, position: Any, interval: int) -> None:
         return
     last = int(position["logOffset"])
     version, entries = _file_log(folder)
-    missing = [number for number in range(last + 1) if number not in entries]
-    if missing:
+    missing = next((number for number in range(last + 1) if number not in entries), None)
+    if missing is not None:
         raise CorruptFileError(
-            f"Spark's log of a file source in {folder} no longer says which files batch {missing[0]} had; the "
+            f"Spark's log of a file source in {folder} no longer says which files batch {missing} had; the "
             "checkpoint's position cannot be found again",
             path=folder,
         )
@@ -331,13 +335,25 @@ def _file_log(folder: str) -> tuple[str, dict[int, dict[str, str]]]:
                 with open(os.path.join(folder, name), encoding="utf-8") as file:
                     version, *lines = file.read().split("\n")
                 for line in filter(None, lines):
-                    entry = json.loads(line)
-                    entries.setdefault(int(entry["batchId"]), {})[entry["path"]] = line
+                    batch, path = _log_line(line, os.path.join(folder, name))
+                    entries.setdefault(batch, {})[path] = line
             return version, entries
         except FileNotFoundError:  # the running query has compacted its log meanwhile
             if attempt == 3:
                 raise
     raise CorruptFileError(f"the log of a file source in {folder} cannot be read", path=folder)
+
+
+def _log_line(line: str, file: str) -> tuple[int, str]:
+    """The batch and the path that a line of a file source's log names."""
+    try:
+        entry = json.loads(line)
+        return int(entry["batchId"]), str(entry["path"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise CorruptFileError(
+            f"{file} is no log of Spark's file source: {line[:80]!r}. Bring it back from a copy; nothing was changed.",
+            path=file,
+        ) from None
 
 
 def lost_files(sources: str, offsets: str, names: Sequence[str] = ()) -> list[str]:

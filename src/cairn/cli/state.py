@@ -23,6 +23,7 @@ from cairn.cli.checkpoints import size
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress import progress
 from cairn.errors import InvalidInputError, NotFoundError
+from cairn.model.ddl import key_ddl
 from cairn.model.types import DataType, Storage
 from cairn.runtime.compare import Found, compared, steps, verified, verified_bytes
 from cairn.runtime.snapshots import (
@@ -33,7 +34,9 @@ from cairn.runtime.snapshots import (
     find_rows,
     first_rows,
     open_snapshot,
+    pickles_allowed,
     ranges,
+    reading,
     refuse_key,
 )
 from cairn.storage.savepoints import dispose
@@ -156,7 +159,8 @@ def show(path: str, uid: str | None, state: str | None, limit: int, out: Output)
     snapshot = open_snapshot(path)
     operator = snapshot.operator(uid)
     found = operator.state(state)
-    table = first_rows(snapshot, found, limit)
+    with reading(snapshot):
+        table = first_rows(snapshot, found, limit)
     rows = table.to_pylist()
     out.document({"uid": operator.uid, "state": found.name, "rows": [plain(row) for row in rows]})
     shown = [[_text(row[name]) for name in table.column_names] for row in rows]
@@ -171,9 +175,11 @@ def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequ
     found = operator.state(state)
     refuse_key(operator, found)
     values = parse_key(operator, key)
-    rows = find_rows(snapshot, operator, found, tuple(values) if len(values) > 1 else values[0])
-    value = as_python(found, rows, f"{uid}.{found.name}" in allow_pickled)
-    if found.pickled and f"{uid}.{found.name}" not in allow_pickled and rows.num_rows:
+    with reading(snapshot):
+        rows = find_rows(snapshot, operator, found, tuple(values) if len(values) > 1 else values[0])
+    allowed = (uid, found.name) in pickles_allowed(snapshot, allow_pickled)
+    value = as_python(found, rows, allowed)
+    if found.pickled and not allowed and rows.num_rows:
         out.message(f"the value is a pickle and is shown as base64; --allow-pickled {uid}.{found.name} opens it")
     out.document({"uid": uid, "state": found.name, "found": rows.num_rows > 0, "value": plain(value)})
     if not rows.num_rows:
@@ -221,7 +227,7 @@ def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, 
     for name, one, two in pairs:
         added = removed = changed = 0
         rows: list[dict[str, Any]] = []
-        with progress(out, name.replace("\0", "."), steps(first, second)) as advance:
+        with reading(first, second), progress(out, name.replace("\0", "."), steps(first, second)) as advance:
             sides = [(one, two)] if one is None or two is None or _alike(one, two) else [(one, None), (None, two)]
             for old, new in sides:
                 for part in compared(first, old, second, new, advance):
@@ -265,7 +271,8 @@ def _pairs(
 def _alike(one: Found, two: Found) -> bool:
     def shape(found: Found) -> tuple[str, str, str, str]:
         spec = found[1].spec
-        return found[0].key_type, spec.kind if spec.has_entries else "value", spec.key_type, spec.value_type
+        keys = key_ddl((name, dtype.ddl) for name, dtype in found[0].keys)
+        return keys, spec.kind if spec.has_entries else "value", spec.key_type, spec.value_type
 
     return shape(one) == shape(two)
 
@@ -299,7 +306,8 @@ def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
         raise NotFoundError(f"there is no folder {folder}", path=folder)
     unfinished = os.path.join(folder, f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        rows = _export(snapshot, found, unfinished, kind, out)
+        with reading(snapshot):
+            rows = _export(snapshot, found, unfinished, kind, out)
         os.link(unfinished, target)
     except FileExistsError:
         raise InvalidInputError(f"{target} exists already; nothing is overwritten") from None
@@ -353,16 +361,20 @@ def verify(path: str, out: Output) -> int:
     """Read every byte of a snapshot and compare it with its checksums."""
     snapshot = open_snapshot(path)
     total = verified_bytes(snapshot)
-    with progress(out, "verifying", total, in_bytes=True) as advance:
+    with reading(snapshot), progress(out, "verifying", total, in_bytes=True) as advance:
         problems = verified(snapshot, advance)
+    damage = [problem for problem in problems if problem.damage]
+    strange = [problem.path for problem in problems if not problem.damage]
     out.document({
-        "path": snapshot.path, "kind": snapshot.kind, "bytes": total, "intact": not problems,
-        "problems": [{"path": problem.path, "why": problem.why} for problem in problems],
+        "path": snapshot.path, "kind": snapshot.kind, "bytes": total, "intact": not damage,
+        "problems": [{"path": problem.path, "why": problem.why} for problem in damage], "strange": strange,
     })  # fmt: skip
-    for problem in problems:
+    for problem in damage:
         out.line(f"{problem.path}: {problem.why}")
-    if problems:
-        out.line(f"{snapshot.path} is damaged: {len(problems)} problem(s)")
+    for name in strange:
+        out.line(f"{name}: not part of the savepoint, and read by nobody")
+    if damage:
+        out.line(f"{snapshot.path} is damaged: {len(damage)} problem(s)")
         return ExitCode.DAMAGED
     out.line(f"{snapshot.path} is intact: {size(total)} compared with their checksums")
     return ExitCode.OK

@@ -148,11 +148,11 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "cairn.restore.again": (
         "restore_again", readers.boolean,
-        "go back to the snapshot although the job started from it before; without it the job goes on; default false",
+        "go back to the snapshot also if the job started from it before; false: the job goes on then; default true",
     ),
     "cairn.restore.allow-pickled": (
         "allow_pickled", readers.names,
-        "pickled states (uid.state, with commas) of another job's savepoint that may be opened; default: none",
+        "pickled states (uid.state, with commas) that may be taken from a snapshot of another job; default: none",
     ),
     "rest.port": (
         "web.port", readers.integer(0, 65535),

@@ -92,7 +92,7 @@ class Settings:
     job_id: str = ""
     auto_uids: bool = True
     restore_path: str = ""
-    restore_again: bool = False
+    restore_again: bool = True
     claim_mode: str = "NO_CLAIM"
     ignore_unclaimed: bool = False
     renames: Mapping[str, str] = field(default_factory=dict)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from cairn.errors import InvalidInputError
+from cairn.model.limits import MAX_NESTING
 from cairn.model.types import PICKLE, DataType, array_type, decimal_type, map_type, scalar, struct_type
 
 _ALIASES = {
@@ -36,6 +38,12 @@ _SCALARS = {
     "timestamp_ntz",
 }
 
+_OLD_KEY = re.compile(
+    rf"(.+?) ({'|'.join(sorted(_SCALARS))}|decimal\(\d+,\d+\))(?:, |\Z)",
+    re.DOTALL,
+)
+"""A key column as it was written before names were quoted."""
+_PLAIN = re.compile(r"[^\s<>,:()`]+")
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([^\s<>,:()`]+)|([<>,:()]))")
 
 
@@ -54,9 +62,11 @@ class _Parser:
             self.tokens.append(match.group(0).strip())
             position = match.end()
         self.at = 0
+        self.depth = 0
 
     def wrong(self, why: str) -> InvalidInputError:
-        return InvalidInputError(f"'{self.text}' is no type that cairn knows: {why}. Use Spark DDL such as 'bigint'.")
+        shown = self.text if len(self.text) <= 1000 else f"{self.text[:1000]}..."
+        return InvalidInputError(f"'{shown}' is no type that cairn knows: {why}. Use Spark DDL such as 'bigint'.")
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -73,6 +83,14 @@ class _Parser:
         return token[1:-1].replace("``", "`") if token.startswith("`") else token
 
     def type(self) -> DataType:
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            raise self.wrong(f"it is nested more than {MAX_NESTING} deep")
+        made = self._type()
+        self.depth -= 1
+        return made
+
+    def _type(self) -> DataType:
         word = self.take().lower()
         word = _ALIASES.get(word, word)
         if word in _SCALARS:
@@ -161,9 +179,45 @@ def parse_columns(ddl: str) -> tuple[tuple[str, DataType], ...]:
     return tuple(fields)
 
 
+@lru_cache(maxsize=512)
 def parse_keys(ddl: str) -> tuple[tuple[str, DataType], ...]:
-    """The key columns of an operator; none for an operator without a key, whose `key_type` is empty."""
-    return parse_columns(ddl) if ddl else ()
+    """The key columns of an operator; none for an operator without a key, whose `key_type` is empty.
+
+    What was stored before names were quoted is read, too.
+    """
+    if not ddl:
+        return ()
+    try:
+        return parse_columns(ddl)
+    except InvalidInputError:
+        found, at = [], 0
+        while at < len(ddl):
+            match = _OLD_KEY.match(ddl, at)
+            if match is None:
+                raise
+            found.append((match[1], parse_type(match[2])))
+            at = match.end()
+        return tuple(found)
+
+
+def key_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """The text of key columns, given as names and types: names are quoted where they must be."""
+    return ", ".join(f"{name if _PLAIN.fullmatch(name) else quoted(name)} {ddl}" for name, ddl in columns)
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def same_keys(one: str, other: str) -> bool:
+    """Whether two texts name the same key columns, in whatever spelling."""
+    if one == other:
+        return True
+    try:
+        sides = [[(name, dtype.ddl) for name, dtype in parse_keys(text)] for text in (one, other)]
+    except InvalidInputError:
+        return False
+    return sides[0] == sides[1]
 
 
 def as_type(declared: DataType | str | None) -> DataType:

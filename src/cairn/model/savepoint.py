@@ -87,7 +87,8 @@ class SavepointMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     source_names: list[str] = []
     """What each source reads, in the order of the positions; empty if that is not known."""
     incarnation: str = ""
-    """Tells the job's directory from any other that a job of the same id had; empty for one made offline."""
+    """The job's directory that the positions come from, told from any other that a job of the same id had. Anybody can
+    copy it, so it is no proof of who made the savepoint."""
     drained: bool = False
     version: str = ""
     """The cairn that wrote it."""

@@ -125,10 +125,11 @@ def _differ(state: SnapshotState, old: pa.Table, new: pa.Table) -> np.ndarray[tu
 
 
 def verified(snapshot: Snapshot, progress: Progress | None = None) -> list[Problem]:
-    """Everything that is wrong with a snapshot, every byte read; an empty list if all is well."""
+    """Everything that is wrong with a snapshot, every byte read, and what lies in it without being part of it."""
     if not snapshot.checkpoint:
         problems = savepoints.verify(snapshot.path, progress)
-        return problems or _wrong_tables(snapshot)
+        damaged = any(problem.damage for problem in problems)
+        return problems if damaged else problems + _wrong_tables(snapshot)
     problems = []
     for operator in snapshot.operators.values():
         origin = next((state.origin for state in operator.states.values()), None)

@@ -18,6 +18,7 @@ from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.state.convert import Conversion
+from cairn.state.expiry import alive
 from cairn.state.files import StateFiles
 from cairn.state.typed import table_schema, to_section, to_table
 from cairn.storage import layout
@@ -83,6 +84,8 @@ def _rewritten(
         columns, _ = table_schema(keys, stored)
         try:
             table = to_table(whole, keys, stored)
+            if not wanted.ttl_ms:  # with the time to live goes the time: what has expired must not come back
+                table = alive(table, columns.last_access, stored.ttl_ms, work.now_ms)
             convert = work.converters.get(state)
             if convert is not None:
                 at = table.column_names.index(columns.value)

@@ -24,6 +24,7 @@ from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint import SavepointOperator, StateTable, TableFile
 from cairn.state.codec import KeyCodec
+from cairn.state.expiry import alive
 from cairn.state.files import StateFiles
 from cairn.state.typed import table_schema, to_section, to_table
 from cairn.storage import compaction, layout
@@ -79,7 +80,8 @@ class LoadWork:
     epoch: int
     run: int
     now_ms: int
-    """The time that values get which had none, when the job's state has TTL."""
+    """The time that values get which had none, when the job's state has TTL; and at which those have expired that are
+    left behind, when it has none any more."""
     states: Mapping[str, StateSpec] = field(default_factory=dict)
     """What the job declares, by the state's name in the savepoint. A state that is not named is left behind."""
     converters: Mapping[str, Converter] = field(default_factory=dict)
@@ -261,6 +263,8 @@ class _OpenTable:
             return None
         table = pa.concat_tables(rows)
         spec, columns = self._spec, self._table.columns
+        if not spec.ttl_ms:  # with the time to live goes the time: what has expired must not come back
+            table = alive(table, columns.last_access, self._table.spec.ttl_ms, self._work.now_ms)
         if self._copied:
             table = pa.concat_tables([_of_owner(table, columns.key_group, owner) for owner in owners])
         if self._convert is not None:

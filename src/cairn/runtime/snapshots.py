@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.errors import InvalidInputError, NotFoundError, StateTypeError
+from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError, StateTypeError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.ddl import parse_keys, parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateSpec
+from cairn.model.naming import Pair, choices, meant, spelled
 from cairn.model.savepoint import Columns, SavepointMetadata, SavepointOperator, StateTable
 from cairn.model.types import DataType
 from cairn.runtime.savepoint import TableWork, checked_schema, table_rows
 from cairn.state.columns import arrow_type, is_pickled, stored_list, typed_list
+from cairn.state.expiry import alive
 from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
@@ -78,8 +81,18 @@ class ChainRows:
         work = TableWork(
             self.job_dir, told, groups.start, groups.end, self.time_ms, "", self.checkpoint, (self.spec.name,)
         )
-        for _, table in table_rows(work):
-            yield table
+        try:
+            for _, table in table_rows(work):
+                yield table
+        except (CorruptFileError, NotFoundError, FileNotFoundError):
+            if os.path.exists(os.path.join(self.job_dir, layout.metadata_path(self.checkpoint))):
+                raise
+            raise NotFoundError(
+                f"checkpoint {self.checkpoint} in {self.job_dir} is gone: its job deletes checkpoints that it does not "
+                "retain any more. Read it within `with Savepoint.load(spark, path) as savepoint:`, which holds it, "
+                "raise execution.checkpointing.num-retained, or take a savepoint and read that.",
+                path=self.job_dir,
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -158,6 +171,21 @@ class Snapshot:
         if found is None:
             raise _missing(uid, list(self.operators), self.path, "operator")
         return found
+
+
+def pickles_allowed(snapshot: Snapshot, names: Iterable[str]) -> frozenset[Pair]:
+    """The states whose pickles may be opened, as `uid.state` or `uid/state` name them; an error for another name."""
+    known = [(op.uid, state.name) for op in snapshot.operators.values() for state in op.states.values()]
+    allowed = []
+    for name in names:
+        found = meant(name, known)
+        if not found:
+            there = ", ".join(spelled(pair, known) for pair in known)
+            raise NotFoundError(f"allow_pickled names '{name}'; {snapshot.path} has {there or 'no state'}")
+        if len(found) > 1:
+            raise InvalidInputError(f"allow_pickled: {choices(name, found)}")
+        allowed += found
+    return frozenset(allowed)
 
 
 def shown_name(state: str) -> str:
@@ -280,6 +308,17 @@ def _of_checkpoint(files: LocalFileSystem, checkpoint: Checkpoint) -> Snapshot:
 # Reading.
 
 
+@contextmanager
+def reading(*snapshots: Snapshot) -> Iterator[None]:
+    """Hold checkpoints while they are read, so that no job deletes them meanwhile. A savepoint needs no holding."""
+    with ExitStack() as holds:
+        for snapshot in snapshots:
+            if snapshot.checkpoint:
+                store = CheckpointStore(LocalFileSystem(os.path.dirname(snapshot.path)))
+                holds.enter_context(store.hold(snapshot.checkpoint))
+        yield
+
+
 def ranges(snapshot: Snapshot, count: int) -> list[KeyGroupRange]:
     """All key groups of a snapshot in at most so many ranges."""
     groups = snapshot.metadata.max_parallelism
@@ -351,7 +390,7 @@ def reader_of(state: SnapshotState) -> str:
 
 
 def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotState, key: Any) -> pa.Table:
-    """The rows of one key. Of a savepoint, one row group of one file is read, as a rule."""
+    """The rows of one key, without expired ones. Of a savepoint, one row group of one file is read, as a rule."""
     refuse_key(operator, state)
     values = checked_key(operator, key)
     fitted = [
@@ -370,7 +409,13 @@ def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotSta
             found += [_matching(part.read(at), state.columns.keys, scalars) for at in hits]
     else:
         found = [_matching(table, state.columns.keys, scalars) for table in origin.rows(groups)]
-    return pa.concat_tables(found) if found else state.schema.empty_table()
+    rows = pa.concat_tables(found) if found else state.schema.empty_table()
+    return not_expired(snapshot, state, rows)
+
+
+def not_expired(snapshot: Snapshot, state: SnapshotState, rows: pa.Table) -> pa.Table:
+    """The rows that user code would see at the time of the snapshot: not those whose time to live has run out."""
+    return alive(rows, state.columns.last_access, state.spec.ttl_ms, snapshot.metadata.time_ms)
 
 
 def _may_hold(part: TablePart, row_group: int, keys: Sequence[str], scalars: Sequence[pa.Scalar]) -> bool:

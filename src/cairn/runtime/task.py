@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from cairn.errors import EpochFailedError, IncompatibleStateError
-from cairn.model.ddl import parse_type
+from cairn.model.ddl import parse_type, same_keys
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
 from cairn.runtime.batches import check_groups, chunks, subtask_of_batch
@@ -95,7 +95,7 @@ def _run(
     manifest = _load_manifest(context, files)
     codec = KeyCodec([(name, parse_type(ddl)) for name, ddl in spec.key_types])
     operator_state = manifest.operator(spec.uid) if manifest is not None else None
-    if operator_state is not None and operator_state.key_type != codec.ddl:
+    if operator_state is not None and not same_keys(operator_state.key_type, codec.ddl):
         raise IncompatibleStateError(
             f"operator '{spec.uid}': its stored state is keyed by ({operator_state.key_type}), the job now keys by "
             f"({codec.ddl}). Key it as before, or give the operator a new uid; the stored state is intact.",

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import InvalidInputError
+from cairn.model.ddl import key_ddl
 from cairn.model.types import DataType, Storage, row_class
 from cairn.storage.statefile import ARROW_STORAGE
 
@@ -54,7 +55,7 @@ class KeyCodec:
         for name, dtype in columns:
             check_key_type(name, dtype)
         self.columns = tuple(columns)
-        self.ddl = ", ".join(f"{name} {dtype.ddl}" for name, dtype in columns)
+        self.ddl = key_ddl((name, dtype.ddl) for name, dtype in columns)
         self._row = row_class(tuple(name for name, _ in columns))
 
     def encode(self, arrays: Sequence[pa.Array]) -> pa.Array:

@@ -18,6 +18,7 @@ import xxhash
 
 from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
+from cairn.model.limits import wrong_numbers
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifests import ManifestStore
@@ -53,12 +54,16 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
         raise CorruptFileError(f"{name} is damaged: it has {len(body)} of {length} bytes or other ones", path=name)
     try:
         checkpoint = msgspec.msgpack.decode(body, type=Checkpoint)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptFileError(f"{name} cannot be read: {error}", path=name) from error
     if checkpoint.requires:
         raise IncompatibleStateError(
             f"{name} needs features that this cairn does not have: {', '.join(checkpoint.requires)}", path=name
         )
+    told = checkpoint.manifest
+    why = wrong_numbers(told.epoch, told.time_ms, told.watermark)
+    if why:
+        raise CorruptFileError(f"{name} is refused: {why}", path=name)
     return checkpoint
 
 

@@ -12,6 +12,7 @@
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
     claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
+    taken/<digest>                a savepoint that the job has taken, by the SHA-256 of its metadata
     stopping/<request>            the job is being stopped with a savepoint
     events/<n>, stats/<n>         what happened to the job, and statistics of its epochs
     web/<run>                     where the server of a run listens
@@ -48,6 +49,7 @@ READING = "_reading-"
 CLAIMED = "_claimed"
 SOURCES = "sources"
 CLAIMS = "claims"
+TAKEN = "taken"
 STOPPING = "stopping"
 EVENTS = "events"
 STATS = "stats"
@@ -143,6 +145,10 @@ def history_path(number: int) -> str:
 
 def claim_path(epoch: int) -> str:
     return f"{CLAIMS}/{epoch:0{_DIGITS}d}"
+
+
+def taken_path(digest: str) -> str:
+    return f"{TAKEN}/{digest}"
 
 
 def stopping_path(request: str) -> str:

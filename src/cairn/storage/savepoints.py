@@ -32,6 +32,7 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
+from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_type
 from cairn.model.manifest import BROADCAST, OPERATOR_KINDS
 from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
 from cairn.storage import layout
@@ -95,6 +96,15 @@ def _check(metadata: SavepointMetadata, name: str) -> None:
 
     if not 1 <= metadata.max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise wrong(f"a max parallelism of {metadata.max_parallelism} is impossible")
+    why = wrong_numbers(metadata.epoch, metadata.time_ms, metadata.watermark)
+    if why:
+        raise wrong(why)
+    if not 0 <= metadata.id <= MAX_EPOCH or not 0 <= metadata.created_ms <= MAX_TIME_MS:
+        raise wrong(f"number {metadata.id}, made at {metadata.created_ms} milliseconds, is impossible")
+    try:
+        read_positions(metadata.offsets)
+    except InvalidInputError as error:
+        raise wrong(error.message) from None
     uids = [operator.uid for operator in metadata.operators]
     if len(set(uids)) != len(uids):
         raise wrong("an operator appears twice")
@@ -111,6 +121,13 @@ def _check(metadata: SavepointMetadata, name: str) -> None:
                 raise wrong(error.message) from None
             if table.spec.kind not in _KINDS:
                 raise wrong(f"state {table.spec.name!r} is of the unknown kind {table.spec.kind!r}")
+            if not 0 <= table.spec.ttl_ms < 1 << 63:
+                raise wrong(f"state {table.spec.name!r} has the impossible time to live {table.spec.ttl_ms}")
+            why = next(
+                filter(None, map(wrong_type, (operator.key_type, table.spec.key_type, table.spec.value_type))), ""
+            )
+            if why:
+                raise wrong(f"state {table.spec.name!r} has a type that this cairn does not know: {why}")
             _check_files(operator, table, metadata.max_parallelism, wrong)
     for source in metadata.sources:
         if not layout.is_source_file(source.path) or source.size < 0:
@@ -228,16 +245,19 @@ def _refuse_links(root: str, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a savepoint."""
+    """One thing that is wrong with a savepoint, or that lies in its folder without being part of it."""
 
     path: str
     why: str
+    damage: bool = True
+    """False for what no reader looks at."""
 
 
 def verify(path: str, progress: Progress | None = None) -> list[Problem]:
     """Compare every byte of a savepoint with its metadata; an empty list if all is well.
 
-    Files that the metadata does not name are told too: nothing reads them. Raises for metadata that is refused.
+    Files that the metadata does not name are told too, and are no damage: nothing reads them. Raises for
+    metadata that is refused.
     """
     root = local_root(path)
     metadata = read_savepoint(root)
@@ -251,7 +271,7 @@ def verify(path: str, progress: Progress | None = None) -> list[Problem]:
             progress(file.size)
     known = {file.path for file in named_files(metadata)} | {layout.METADATA, layout.CLAIMED}
     strange = [info.path for info in open_filesystem(root).walk("") if info.path not in known]
-    problems += [Problem(path, f"{os.path.join(root, path)} is not part of the savepoint") for path in strange]
+    problems += [Problem(path, f"{os.path.join(root, path)} is not part of the savepoint", False) for path in strange]
     return problems
 
 

@@ -1,0 +1,72 @@
+"""Names of states where uids and states have dots: never a guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.api.planning import JobShape, RestorePlan, make_plan
+from cairn.api.snapshots import Snapshot, StoredOperator
+from cairn.config import Settings
+from cairn.errors import InvalidInputError, NotFoundError
+from cairn.model.manifest import StateSpec
+from cairn.model.savepoint import SavepointMetadata
+from cairn.runtime import snapshots
+from cairn.state.typed import table_schema
+from cairn.storage.filesystem import LocalFileSystem
+
+STATES = {"a": "b.c", "a.b": "c", "plain": "state"}
+
+
+def plan(tmp_path: Path, jobs: tuple[str, ...] = tuple(STATES), **settings: Any) -> RestorePlan:
+    operators = tuple(
+        StoredOperator(uid, uid, 1, "k string", (StateSpec(state, "value", "pickle"),), 1, False)
+        for uid, state in STATES.items()
+    )
+    metadata = SavepointMetadata(1, "job", "job", 1, 16, [])
+    snapshot = Snapshot("sp", LocalFileSystem(str(tmp_path)), operators, savepoint=metadata)
+    return make_plan(snapshot, JobShape(dict.fromkeys(jobs, "k string"), {}, 1, 0), Settings(**settings))
+
+
+def test_pickles_are_allowed_by_a_name_that_means_one_state(tmp_path: Path) -> None:
+    refused = plan(tmp_path).problems
+    assert [problem.rpartition("allow-pickled=")[2] for problem in refused] == ["a/b.c.", "a.b/c.", "plain.state."]
+    unclear = plan(tmp_path, allow_pickled=("a.b.c", "plain.state")).problems
+    assert len(unclear) == 3
+    assert "'a.b.c' may mean state 'b.c' of operator 'a' ('a/b.c') or state 'c' of operator 'a.b'" in unclear[0]
+    assert plan(tmp_path, allow_pickled=("a/b.c", "a.b/c", "plain/state")).problems == ()
+
+
+def test_states_are_renamed_by_a_name_that_means_one_state(tmp_path: Path) -> None:
+    allowed = {"allow_pickled": ("a/b.c", "a/x", "a.b/c", "plain.state", "a.b/y", "new.b/y")}
+    unclear = plan(tmp_path, renames={"a.b.c": "a.x"}, **allowed).problems
+    assert ["may mean" in problem for problem in unclear] == [True]
+    for old, new, uid, name in (("a/b.c", "a/x", "a", "x"), ("a.b/c", "a.b.y", "a.b", "y")):
+        made = plan(tmp_path, renames={old: new}, **allowed)
+        operator = made.operator(uid)
+        assert operator is not None
+        assert (made.problems, [state.becomes.name for state in operator.states]) == ((), [name])
+    moved = {"a.b": "new.b", "new.b/c": "new.b/y"}  # a uid wins over a state of the same spelling
+    made = plan(tmp_path, ("a", "new.b", "plain"), renames=moved, **allowed)
+    operator = made.operator("new.b")
+    assert operator is not None
+    assert (made.problems, [state.becomes.name for state in operator.states]) == ((), ["y"])
+
+
+def test_readers_allow_pickles_in_the_same_way() -> None:
+    metadata = SavepointMetadata(1, "job", "job", 1, 16, [])
+    operators = {}
+    for uid, state in STATES.items():
+        spec = StateSpec(state, "value", "pickle")
+        columns, schema = table_schema((), spec)
+        operators[uid] = snapshots.SnapshotOperator(
+            uid, uid, 1, "k string", {state: snapshots.SnapshotState(spec, columns, schema, None)}
+        )
+    snapshot = snapshots.Snapshot("sp", metadata, operators)
+    assert snapshots.pickles_allowed(snapshot, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
+    with pytest.raises(InvalidInputError, match=r"'a.b.c' may mean"):
+        snapshots.pickles_allowed(snapshot, ["a.b.c"])
+    with pytest.raises(NotFoundError, match=r"has a/b.c, a.b/c, plain.state"):
+        snapshots.pickles_allowed(snapshot, ["other"])
