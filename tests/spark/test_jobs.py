@@ -483,4 +483,4 @@ def test_max_parallelism_is_fixed(lab: Lab) -> None:
         lab.oracle(pipeline__max_parallelism=32)
     lab.feed(ROWS[20:40])
     lab.oracle(pipeline__max_parallelism=-1)  # left open: that of the job, not the default of 128
-    assert lab.outputs() == expected(ROWS[:40])
+    assert lab.written() == expected(ROWS[:40])

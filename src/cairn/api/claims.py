@@ -1,9 +1,9 @@
 """Who owns the savepoint that a job started from: with CLAIM the job, which deletes it once it is not needed any more.
 
 The claim is a file `_claimed` in the savepoint, created exclusively, so that one job only can have it. The job keeps a
-note of its own, `claims/<epoch>`, and deletes the savepoint when as many newer checkpoints exist as it retains. Both are
-made before the restored epoch is published, so a crash can leave a claim of a restore that never happened: the next run
-drops it before anything else.
+note of its own, `claims/<epoch>`, and deletes the savepoint when as many newer checkpoints exist as it retains. Both
+are made before the restored epoch is published, so a crash can leave a claim of a restore that never happened: the next
+run drops it before anything else.
 """
 
 from __future__ import annotations

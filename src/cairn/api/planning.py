@@ -192,7 +192,8 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
 
 
 def _other_key(uid: str, stored: str, key: str) -> str:
-    told = f"operator '{uid}': its stored state is keyed by ({stored or 'nothing'}), the job keys by ({key or 'nothing'}). "
+    before_it, keyed = stored or "nothing", key or "nothing"
+    told = f"operator '{uid}': its stored state is keyed by ({before_it}), the job keys by ({keyed}). "
     try:
         before, now = parse_columns(stored), parse_columns(key)
     except InvalidInputError:

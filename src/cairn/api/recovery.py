@@ -197,8 +197,8 @@ def plan_restore(
     if snapshot.origin == last_origin(files) and not settings.restore_again:
         notes.insert(
             0,
-            "the job was started from this snapshot before: it would go on from its newest epoch, and go back only with "
-            "cairn.restore.again=true",
+            "the job was started from this snapshot before: it would go on from its newest epoch, and go back only "
+            "with cairn.restore.again=true",
         )
     return replace(plan, problems=(*plan.problems, *found), notes=tuple(notes))
 

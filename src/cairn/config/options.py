@@ -88,7 +88,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "execution.state-recovery.ignore-unclaimed-state": (
         "ignore_unclaimed", readers.boolean,
-        "drop stored state of operators that the job no longer has, and positions of sources that cannot be found again",
+        "drop stored state of operators that the job no longer has, and positions of sources that are not found again",
     ),
     "state.backend.type": ("backend", readers.text, "lmdb (default), hashmap, rocksdb, or an installed one"),
     "restart-strategy.type": (
