@@ -87,9 +87,16 @@ def test_acknowledgements_come_in_one_by_one_and_alignment_is_the_wait_for_the_l
 
 def python_workers() -> list[psutil.Process]:
     """The forked workers below this process's JVM."""
-    family = psutil.Process().children(recursive=True)
-    daemons = {process.pid for process in family if "pyspark.daemon" in " ".join(process.cmdline())}
-    return [process for process in family if process.pid in daemons and process.ppid() in daemons]
+    family = [process for process in psutil.Process().children(recursive=True) if _is_daemon(process)]
+    daemons = {process.pid for process in family}
+    return [process for process in family if process.ppid() in daemons]
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    try:
+        return "pyspark.daemon" in " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
 
 
 @pytest.mark.parametrize("backend", ["hashmap", "lmdb"])

@@ -62,7 +62,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     EC + "prefer-checkpoint-for-recovery": ("true", True),
     SR + "path": ("/savepoints/1", "/savepoints/1"),
     SR + "claim-mode": ("claim", "CLAIM"),
-    "cairn.restore.again": ("true", True),
+    "cairn.restore.again": ("false", False),
     "cairn.restore.allow-pickled": ("a.s, b.t", ("a.s", "b.t")),
     "cairn.restore.renames": ("a=b, a.s=a.t", {"a": "b", "a.s": "a.t"}),
     SR + "ignore-unclaimed-state": ("true", True),

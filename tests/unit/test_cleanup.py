@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
@@ -80,6 +80,7 @@ def is_whole(store: ManifestStore, retained: int) -> None:
         assert loaded.inline_epochs() <= set(epochs)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 6))
 def test_what_is_retained_is_whole(chain_length: int, epochs: int, retained: int) -> None:
     import tempfile

@@ -264,7 +264,7 @@ def test_a_key_column_with_another_name(tmp_path: Path) -> None:
         ("user string", r"rename them before key_by .* df.withColumnRenamed\('user', 'key'\), or give"),
         ("key bigint", "type of a key never changes"),
         ("key string, n bigint", "type of a key never changes"),
-        ("", r"the job keys by \(nothing\). Key it as before"),
+        ("", r"the job keys by \(nothing\). The type of a key never changes"),
     ):
         other = replace(shape, operators={UID: key})
         with pytest.raises(IncompatibleStateError, match=remedy):
