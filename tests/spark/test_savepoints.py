@@ -122,12 +122,13 @@ def test_stop_and_start_again_in_place_from_the_savepoint(lab: Lab) -> None:
     assert newest > info.epoch + 1, "epoch ids go on growing"
     job.cancel()
     assert outputs(lab, "oracle") == expected(ROWS[:160]), "every row once: nothing lay after the savepoint"
-    job = running(lab, **{FROM: info.path})  # the same command: the job goes on
+    goes_on = {FROM: info.path, "cairn.restore.again": False}
+    job = running(lab, **goes_on)  # the same command, as a supervisor would repeat it
     lab.feed(ROWS[160:200])
     processed(job, 40)
     job.cancel()
     assert outputs(lab, "oracle") == expected(ROWS[:200])
-    back = {FROM: info.path, "cairn.restore.again": True}
+    back = {FROM: info.path}
     job = running(lab, **back)
     processed(job, 120)
     job.cancel()
