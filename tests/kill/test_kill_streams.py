@@ -7,13 +7,13 @@ import random
 import signal
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from tests.kill.test_kill import Trial
-from tests.spark.lab import intact_manifests
 from tests.spark.oracle import Row, numbered_rows
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
@@ -23,10 +23,7 @@ FILES = 14
 
 class StreamsTrial(Trial):
     module = "tests.kill.child_streams"
-
-    def newest(self) -> int:
-        manifests = intact_manifests(self.folder / "jobs" / "streams", retained=3)
-        return manifests[-1].epoch if manifests else -1
+    job = "streams"
 
     def rows_of(self, sink: str) -> list[tuple[Any, ...]]:
         found = sorted((self.folder / sink).glob("part-*.parquet"))
@@ -34,7 +31,8 @@ class StreamsTrial(Trial):
 
     def check(self, epoch: int) -> None:
         """Both outputs are what the model says of all epochs to this one."""
-        numbered, ruled = model(self.rows, epoch)
+        bounds = [self.read_until(number) for number in range(-1, epoch + 1)]
+        numbered, ruled = model([self.rows[first:end] for first, end in pairwise(bounds)])
         assert self.rows_of("rules") == sorted(ruled)
         pairs = self.rows_of("pairs")
         assert sorted(row[:3] for row in pairs) == sorted(numbered)
@@ -47,13 +45,12 @@ class StreamsTrial(Trial):
         }
 
 
-def model(rows: list[Row], epoch: int) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+def model(epochs: list[list[Row]]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """Numbered rows, and the same with the rules of their epoch: broadcast rows come before all others of it."""
     numbered: list[tuple[Any, ...]] = []
     ruled: list[tuple[Any, ...]] = []
     rules: dict[str, int] = {}
-    for number in range(epoch + 1):
-        portion = rows[len(rows) * number // FILES : len(rows) * (number + 1) // FILES]
+    for portion in epochs:
         fresh = [(key, seq, len(numbered) + place) for place, (key, seq, _) in enumerate(portion, 1)]
         for key, seq, n in fresh:
             if seq % 2 == 0 and seq % 5 == 0:
@@ -90,7 +87,7 @@ def test_all_kinds_of_state_survive_kills_and_rescaling(tmp_path: Path) -> None:
             os.killpg(child.pid, signal.SIGKILL)
         assert child.wait() in (-signal.SIGKILL, 0), trial.log()
         assert trial.run(options={"parallelism.default": 4}) == 0, trial.log()
-        assert trial.newest() == FILES - 1
-        trial.check(FILES - 1)
+        assert trial.read_until(trial.newest()) == len(trial.rows)
+        trial.check(trial.newest())
     finally:
         trial.stop()

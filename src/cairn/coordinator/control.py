@@ -68,7 +68,6 @@ class Control:
             paths = {info.path for info in present}
             present = [info for info in present if not self._overtaken(info.path, paths)]
             self._first = False
-        self._taken &= {info.path for info in present}  # an id that was answered may be asked again
         for info in present:
             if info.path.endswith(_DONE):
                 if info.modified < time.time() - _KEPT_SECONDS:
@@ -101,7 +100,8 @@ class Control:
         path = info.path
         try:
             raw = self._files.read(path)
-        except NotFoundError:  # taken back
+        except NotFoundError:  # taken back, or answered since the look
+            self._taken.discard(path)
             return
         except CairnError as error:
             self._answer(path, {}, {"error": error.message})
@@ -152,12 +152,13 @@ class Control:
         told = msgspec.json.encode({"asked": _gist(asked), **answer})
         try:
             self._files.delete(path)
+            self._files.delete(path + _TAKEN)
+            self._taken.discard(path)  # once the answer is there, the same id may be asked again
             try:
                 self._files.create(path + _DONE, told)
             except FileExistsError:  # answered before the job was killed, and asked again
                 self._files.delete(path + _DONE)
                 self._files.create(path + _DONE, told)
-            self._files.delete(path + _TAKEN)
         except (CairnError, OSError) as error:
             _log.warning("a request could not be answered: %s", error)
 
@@ -228,7 +229,7 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
     if waiting is not None and waiting != gist:
         raise _other_question(request, waiting)
     fresh = False
-    began = time.monotonic()
+    began = heard = time.monotonic()
     try:
         if not files.exists(path + _DONE):
             try:
@@ -244,7 +245,9 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
                     raise _other_question(request, asked)
                 files.delete(path + _DONE)
                 return answer
-            if time.monotonic() - began > PATIENCE and not files.exists(path + _TAKEN):
+            if files.exists(path + _TAKEN):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > PATIENCE:
                 break
             time.sleep(0.05)
         return None
