@@ -5,73 +5,61 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from cairn import config as configuration
+from cairn.api.assembly import final_frame, with_ticks
 from cairn.api.backends import BackendChoice
 from cairn.api.background import Background
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
-from cairn.api.claims import release_claims
+from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, sweep_leftovers
-from cairn.api.graph import Build, Output, forget_frames, functions_of, hidden_functions, shared_functions
+from cairn.api.graph import forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
 from cairn.api.planning import JobShape, RestorePlan
 from cairn.api.probing import probe
-from cairn.api.progress import EpochProgress
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
-from cairn.api.savepoints import SparkSavepoints
+from cairn.api.requests import actions_of
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.snapshots import find
 from cairn.api.sources import COMPACT_INTERVAL, TICKS
 from cairn.api.spark import (
-    Reader,
     SparkCluster,
-    SparkSnapshots,
     collector,
     compaction_job,
     local_session,
     query_settings,
     refuse_native_state,
-    sink_reader,
     source_names,
-    tagged_union,
 )
 from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.api.stream import DataStream
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.connectors.sources import FileSource, Source
-from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
-from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
-from cairn.coordinator.statistics import Insight
-from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
+from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
-from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.ddl import key_ddl
 from cairn.model.descriptors import Time
-from cairn.model.functions import CheckpointListener
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore, held
-from cairn.storage.filesystem import FileSystem, LocalFileSystem, as_url, local_root
+from cairn.storage.checkpoints import held
+from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 from cairn.storage.manifests import load_identity
 from cairn.storage.probe import check_promises
 from cairn.storage.retry import RetryingFileSystem
@@ -305,7 +293,7 @@ class StreamExecutionEnvironment:
             declared=probe(self.spark, self._operators, self._settings.parameters),
             parallelism=self._parallelism()[0],
             max_parallelism=self._settings.max_parallelism,
-            sources=self._source_names(self._final_frame()[0]),
+            sources=self._source_names(final_frame(self._sinks)[0]),
         )
 
     def _plan(self, files: LocalFileSystem, settings: Settings, job_name: str) -> RestorePlan:
@@ -317,7 +305,7 @@ class StreamExecutionEnvironment:
 
     def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:
         spark = self.spark
-        frame, readers = self._final_frame()
+        frame, readers = final_frame(self._sinks)
         manifest = recovered.manifest
         spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
@@ -325,7 +313,10 @@ class StreamExecutionEnvironment:
         background = Background(spark, busy=lambda: handle._gate.busy)
         compactor = Compactor(compaction_job(background, files.root, run), settings.compaction_chain)
         plans = [OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators]
-        coordinator = self._coordinator(handle, files, steady, background, recovered, settings, plans)
+        coordinator = make_coordinator(
+            spark, handle, files, steady, background, recovered, settings, plans,
+            [sink for _, sink in self._sinks], self._acks(), self._compact_interval(),
+        )  # fmt: skip
         loop = EpochLoop(
             files=steady,
             identity=recovered.identity,
@@ -342,11 +333,11 @@ class StreamExecutionEnvironment:
             source_names=self._source_names(frame),
         )
         with query_settings(spark):
-            frame = self._with_ticks(frame)
+            frame = with_ticks(spark, frame) if self._timers else frame
             writer = frame.writeStream.foreachBatch(handle._guarded(loop.run_epoch))
             writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
             query = writer.start()
-        control = Control(steady, coordinator, handle._actions())
+        control = Control(steady, coordinator, actions_of(handle))
 
         def between() -> None:
             control.serve()
@@ -355,87 +346,6 @@ class StreamExecutionEnvironment:
 
         thread = CheckpointThread(coordinator, between)
         handle._attach(recovered, query, compactor, coordinator, thread, control, loop)
-
-    def _final_frame(self) -> tuple[DataFrame, dict[str, Reader]]:
-        """The frame of the whole job, and how each sink takes its rows out of it. Every function runs once in it."""
-        nodes = list(dict.fromkeys(stream.node for stream, _ in self._sinks))
-        for uid, times in Counter([*hidden_functions(nodes), *[f.uid for f in functions_of(nodes)]]).items():
-            if times > 1:
-                _log.warning(
-                    "operator %s runs %d times in every epoch, because its output was taken out as a DataFrame (.df) "
-                    "more than once or is read as a stream, too; use stream.transform(...) to have it run once",
-                    uid, times,
-                )  # fmt: skip
-        first = nodes[0]
-        if all(isinstance(n, Output) and isinstance(first, Output) and n.function is first.function for n in nodes):
-            assert isinstance(first, Output)
-            if first.function.sides:  # the sinks take their rows out of what the operator puts out
-                raw = Build().frame(first.function)
-                return raw, {sink.uid: cast(Output, stream.node).read for stream, sink in self._sinks}
-        shared = shared_functions(nodes)
-        again = shared or any(function.sides for function in functions_of(nodes))
-        plan = Build(shared)
-        frames = [plan.frame(node) if again else node.frame() for node in nodes]
-        if len(frames) == 1:
-            return frames[0], {}
-        return tagged_union(frames), {sink.uid: sink_reader(nodes.index(s.node)) for s, sink in self._sinks}
-
-    def _coordinator(
-        self,
-        handle: JobHandle,
-        files: LocalFileSystem,
-        steady: FileSystem,
-        background: Background,
-        recovered: Recovered,
-        settings: Settings,
-        plans: Sequence[OperatorPlan],
-    ) -> CheckpointCoordinator:
-        store = CheckpointStore(steady, settings.web.history)
-        for number in store.remove_unfinished():
-            _log.info("removed what an interrupted checkpoint %d had left", number)
-
-        def intolerable(info: CheckpointInfo) -> None:
-            handle._fail(
-                CheckpointFailedError(
-                    f"Exceeded checkpoint tolerable failure threshold: more than "
-                    f"{settings.checkpoints.tolerable_failures} failed in a row, the last one was checkpoint "
-                    f"{info.id}: {info.failure}. Raise execution.checkpointing.timeout or "
-                    "execution.checkpointing.tolerable-failed-checkpoints.",
-                    checkpoint=info.id,
-                )
-            )
-
-        facts = JobFacts(handle.job_id, handle.name, recovered.run.run)
-        snapshots = SparkSnapshots(self.spark, background, files.root, recovered.run.run)
-        progress = EpochProgress(self.spark, self._acks(), recovered.run.run)
-        coordinator = CheckpointCoordinator(
-            settings.checkpoints,
-            store,
-            facts,
-            snapshots,
-            recovered.manifest,
-            intolerable,
-            chance=random.Random(),
-            savepoints=SparkSavepoints(self.spark, files, facts, self._compact_interval(), background),
-            failover=handle.restarts > 0,
-            insight=Insight(
-                [(plan.uid, plan.name, plan.parallelism) for plan in plans],
-                progress.acknowledged,
-                snapshots.written,
-                progress.alignment,
-            ),
-        )
-        retained = settings.checkpoints.num_retained
-
-        def completed(number: int) -> None:
-            release_claims(files, retained)
-
-        coordinator.listeners.completed.append(completed)
-        for _, sink in self._sinks:
-            if isinstance(sink, CheckpointListener):
-                coordinator.listeners.completed.append(sink.notify_checkpoint_complete)
-                coordinator.listeners.aborted.append(sink.notify_checkpoint_aborted)
-        return coordinator
 
     def _start_sinks(self, job_dir: str) -> None:
         for stream, sink in self._sinks:
@@ -453,18 +363,6 @@ class StreamExecutionEnvironment:
         if self._trigger:
             return self._trigger
         return {"processingTime": "1 second" if self._timers else "0 seconds"}
-
-    def _with_ticks(self, frame: DataFrame) -> DataFrame:
-        """With timers in the job, an epoch runs at every trigger, so that time goes on when no data arrives."""
-        if not self._timers:
-            return frame
-        ticks = (
-            self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-        )
-        nothing = ticks.filter(F.col("value") < 0).select(
-            *[F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-        )
-        return frame.union(nothing)
 
     # Used by streams.
 

@@ -8,6 +8,7 @@ have in common makes Spark run it once (`exchanged`). See docs/design/0004-strea
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame
@@ -20,7 +21,7 @@ FUNCTION_PREFIX = "cairn:"
 """What the names of our functions begin with in Spark's plans."""
 
 
-class Node:
+class Node(ABC):
     """Something that gives rows. `frame()` makes it as if it had one reader."""
 
     def __init__(self, parents: Sequence[Node]) -> None:
@@ -32,8 +33,9 @@ class Node:
             self._frame = self.build(_Prototypes())
         return self._frame
 
+    @abstractmethod
     def build(self, plan: Build) -> DataFrame:
-        raise NotImplementedError
+        """The rows, with those of the parents as the plan gives them."""
 
 
 class Given(Node):

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -19,11 +19,12 @@ from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered
+from cairn.api.retention import discard_all, keeps_checkpoints
 from cairn.api.savepoints import target_directory
 from cairn.api.stopping import stop
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
-from cairn.coordinator.control import Action, CheckpointThread, Control
+from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.epochs import EpochLoop, EpochReport
 from cairn.coordinator.pending import SavepointOrder
 from cairn.coordinator.restart import RestartPolicy, worth_restarting
@@ -33,7 +34,6 @@ from cairn.errors import (
     CorruptFileError,
     EpochFailedError,
     FencedError,
-    StorageError,
     from_traceback,
 )
 from cairn.model.checkpoint import CheckpointInfo
@@ -178,32 +178,6 @@ class JobHandle:
         """End a job whose stream is held: what it was asked for is done."""
         self._stopped = True
         self._end_query(grace=30.0)
-
-    def _actions(self) -> Mapping[str, Action]:
-        """What may be asked for through files in the job's directory."""
-
-        def directory(asked: Mapping[str, Any]) -> str | None:
-            named = asked.get("dir")
-            if named is not None and not isinstance(named, str):
-                raise ValueError(f"dir is a path, not {named!r}")
-            return named
-
-        def savepoint(asked: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
-            order = self._order(directory(asked), asked["id"])
-            return self._running("savepoint").savepoint(order).wait
-
-        def stop_job(asked: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
-            drain, named, request = asked.get("drain", False), directory(asked), asked["id"]
-            if drain not in (True, False):
-                raise ValueError(f"drain is true or false, not {drain!r}")
-            self._order(named, request)  # an error about the directory is told at once
-            return lambda: self.stop_with_savepoint(named, drain, request_id=request)
-
-        def cancel(asked: Mapping[str, Any]) -> Callable[[], None]:
-            self._running("cancel")
-            return self.cancel
-
-        return {"savepoint": savepoint, "stop": stop_job, "cancel": cancel}
 
     def view(self) -> JobView:
         """All that pages and metrics show of the job, as one record."""
@@ -404,21 +378,8 @@ class JobHandle:
 
     def _apply_retention(self) -> None:
         """At the end of a job its checkpoints go or stay, as configured. Those of a job that a newer run has stay."""
-        failure = self._failure()
-        if self._canceled:
-            keep = self._retention == "RETAIN_ON_CANCELLATION"
-        else:
-            keep = failure is not None and self._retention != "NO_EXTERNALIZED_CHECKPOINTS"
-        if isinstance(failure, (FencedError, CorruptFileError, StorageError)):  # they may be all that is left
-            keep = True
-        if keep or self._overtaken() is not None:
-            return
-        store = CheckpointStore(LocalFileSystem(self.directory))
-        for number in store.numbers():
-            try:
-                store.discard(number)
-            except CairnError as error:  # the job ended as it ended; its other checkpoints go all the same
-                _log.warning("checkpoint %d of job %s is left: %s", number, self.name, error)
+        if not keeps_checkpoints(self._retention, self._canceled, self._failure()) and self._overtaken() is None:
+            discard_all(LocalFileSystem(self.directory), self.name)
 
     def _fail(self, error: CairnError) -> None:
         """End the run with this error, whatever it is doing. Returns at once."""

@@ -85,36 +85,22 @@ def _work(
     states = {state.stored.name: state.becomes for state in operator.states}
     converters = {s.stored.name: s.conversion for s in operator.states if s.conversion is not None}
     snapshot = plan.snapshot
+    carried: dict[str, Any] = {
+        "operator": _encoded(snapshot, operator),
+        "max_parallelism": plan.max_parallelism,
+        "first_group": groups.start,
+        "last_group": groups.end,
+        "job_dir": target.job_dir,
+        "uid": operator.uid,
+        "epoch": target.epoch,
+        "run": target.run,
+        "now_ms": target.now_ms,
+        "states": states,
+        "converters": converters,
+    }
     if snapshot.savepoint is not None:
-        return LoadWork(
-            savepoint=snapshot.files.root,
-            operator=_encoded(snapshot, operator),
-            max_parallelism=plan.max_parallelism,
-            first_group=groups.start,
-            last_group=groups.end,
-            job_dir=target.job_dir,
-            uid=operator.uid,
-            epoch=target.epoch,
-            run=target.run,
-            now_ms=target.now_ms,
-            states=states,
-            converters=converters,
-        )
-    return RewriteWork(
-        source_dir=snapshot.files.root,
-        checkpoint=snapshot.number,
-        operator=_encoded(snapshot, operator),
-        max_parallelism=plan.max_parallelism,
-        first_group=groups.start,
-        last_group=groups.end,
-        job_dir=target.job_dir,
-        uid=operator.uid,
-        epoch=target.epoch,
-        run=target.run,
-        now_ms=target.now_ms,
-        states=states,
-        converters=converters,
-    )
+        return LoadWork(savepoint=snapshot.files.root, **carried)
+    return RewriteWork(source_dir=snapshot.files.root, checkpoint=snapshot.number, **carried)
 
 
 def _encoded(snapshot: Snapshot, operator: OperatorRestore) -> bytes:

@@ -238,7 +238,9 @@ def _source_name(node: Any) -> str:
             entry = entries.next()
             options[str(entry._1())] = str(entry._2())
     else:
-        options = {str(key): str(value) for key, value in dict(node.extraOptions()).items()}
+        entries = node.extraOptions().asCaseSensitiveMap().entrySet().toArray()  # py4j ends an iterator by an error
+        places = [entries[place] for place in range(len(entries))]
+        options = {str(entry.getKey()): str(entry.getValue()) for entry in places}
     name = str(node.sourceName())
     path = name.removeprefix(f"{FILES}[").removesuffix("]")
     if name.startswith(f"{FILES}[") and not path.startswith("/") and ":" not in path:

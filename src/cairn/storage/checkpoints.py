@@ -14,19 +14,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
-import xxhash
 
-from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
+from cairn.errors import CairnError, CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
 from cairn.model.limits import wrong_numbers
-from cairn.storage import layout
+from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifests import ManifestStore
 
 _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
 _VERSION = b"1"
-_HEAD = len(_MAGIC) + 1 + 8 + 4
 HISTORY_KEPT = 1000
 READER_SECONDS = 3600.0
 _LOOK_AHEAD = 16
@@ -34,32 +32,14 @@ _LOOK_AHEAD = 16
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    body = msgspec.msgpack.encode(checkpoint)
-    return _MAGIC + _VERSION + xxhash.xxh3_64_digest(body) + len(body).to_bytes(4, "little") + body
+    return container.seal(_MAGIC, _VERSION, checkpoint)
 
 
 def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     """The checkpoint in these bytes; an error that names the file if they are cut, changed, foreign or too new."""
     if not data.startswith(_MAGIC):
         raise CorruptFileError(f"{name} is no checkpoint of cairn", path=name)
-    if data[len(_MAGIC) : len(_MAGIC) + 1] != _VERSION:
-        raise IncompatibleStateError(
-            f"{name} has format {data[len(_MAGIC) : len(_MAGIC) + 1]!r}; this cairn reads format {_VERSION!r}. Use the "
-            "release that wrote it or a newer one; nothing was changed.",
-            path=name,
-        )
-    body = data[_HEAD:]
-    length = int.from_bytes(data[_HEAD - 4 : _HEAD], "little")
-    if len(body) != length or xxhash.xxh3_64_digest(body) != data[len(_MAGIC) + 1 : _HEAD - 4]:
-        raise CorruptFileError(f"{name} is damaged: it has {len(body)} of {length} bytes or other ones", path=name)
-    try:
-        checkpoint = msgspec.msgpack.decode(body, type=Checkpoint)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CorruptFileError(f"{name} cannot be read: {error}", path=name) from error
-    if checkpoint.requires:
-        raise IncompatibleStateError(
-            f"{name} needs features that this cairn does not have: {', '.join(checkpoint.requires)}", path=name
-        )
+    checkpoint = container.unseal(data, _VERSION, Checkpoint, name)
     told = checkpoint.manifest
     why = wrong_numbers(told.epoch, told.time_ms, told.watermark)
     if why:

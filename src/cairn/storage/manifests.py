@@ -16,12 +16,11 @@ import xxhash
 
 from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InternalError, NotFoundError
 from cairn.model.manifest import FORMAT_VERSION, Manifest
-from cairn.storage import layout
+from cairn.storage import container, layout
+from cairn.storage.container import HEAD
 from cairn.storage.filesystem import FileSystem
 
 _MAGIC = b"CAIRNMF"
-_HEAD = len(_MAGIC) + 1 + 8 + 4
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Manifest).decode
 
 
@@ -60,19 +59,18 @@ class IncompleteManifestError(CorruptFileError):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    body = _encode(manifest)
-    return _MAGIC + str(FORMAT_VERSION).encode() + xxhash.xxh3_64_digest(body) + len(body).to_bytes(4, "little") + body
+    return container.seal(_MAGIC, str(FORMAT_VERSION).encode(), manifest)
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
     """The manifest in these bytes. Tells apart what was never finished, what is damaged, and what is too new."""
-    body = data[_HEAD:]
-    intact = xxhash.xxh3_64_digest(body) == data[len(_MAGIC) + 1 : _HEAD - 4]
-    if len(data) < _HEAD or (not intact and len(body) < int.from_bytes(data[_HEAD - 4 : _HEAD], "little")):
+    body = data[HEAD:]
+    intact = xxhash.xxh3_64_digest(body) == data[len(_MAGIC) + 1 : HEAD - 4]
+    if len(data) < HEAD or (not intact and len(body) < int.from_bytes(data[HEAD - 4 : HEAD], "little")):
         raise IncompleteManifestError(f"manifest {name} is cut short after {len(data)} bytes", path=name)
     if not data.startswith(_MAGIC):
         raise CorruptFileError(f"{name} is no manifest of cairn", path=name)
-    version = data[len(_MAGIC) : len(_MAGIC) + 1]
+    version = container.version_of(data)
     if version != str(FORMAT_VERSION).encode():
         raise IncompatibleStateError(
             f"manifest {name} has format {version!r}; this cairn reads format {FORMAT_VERSION}. "

@@ -19,14 +19,12 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
 import xxhash
 
 from cairn.errors import (
     CairnError,
     CorruptFileError,
-    IncompatibleStateError,
     InvalidInputError,
     NotFoundError,
     StorageError,
@@ -35,13 +33,12 @@ from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
 from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_type
 from cairn.model.manifest import BROADCAST, OPERATOR_KINDS
 from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
-from cairn.storage import layout
+from cairn.storage import container, layout
 from cairn.storage.filesystem import FileSystem, local_root, open_filesystem, sync
 
 _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNSV"
 _VERSION = b"1"
-_HEAD = len(_MAGIC) + 1 + 8 + 4
 MAX_METADATA = 64 << 20
 _KINDS = ("value", "reducing", "aggregating", "raw", "list", "map", "timer", *OPERATOR_KINDS)
 _LEFTOVER_SECONDS = 24 * 3600
@@ -54,10 +51,12 @@ Progress = Callable[[int], None]
 
 
 def encode_savepoint(metadata: SavepointMetadata) -> bytes:
-    body = msgspec.msgpack.encode(metadata)
-    if len(body) > MAX_METADATA:
-        raise InvalidInputError(f"the metadata of a savepoint takes {len(body)} bytes; at most {MAX_METADATA} are read")
-    return _MAGIC + _VERSION + xxhash.xxh3_64_digest(body) + len(body).to_bytes(4, "little") + body
+    data = container.seal(_MAGIC, _VERSION, metadata)
+    if len(data) - container.HEAD > MAX_METADATA:
+        raise InvalidInputError(
+            f"the metadata of a savepoint takes {len(data) - container.HEAD} bytes; at most {MAX_METADATA} are read"
+        )
+    return data
 
 
 def decode_savepoint(data: bytes, name: str) -> SavepointMetadata:
@@ -65,25 +64,7 @@ def decode_savepoint(data: bytes, name: str) -> SavepointMetadata:
     if not data.startswith(_MAGIC):
         kind = "a checkpoint's" if data.startswith(b"CAIRNCK") else "no savepoint's"
         raise CorruptFileError(f"{name} is {kind} metadata: it does not begin with {_MAGIC.decode()}", path=name)
-    version = data[len(_MAGIC) : len(_MAGIC) + 1]
-    if version != _VERSION:
-        raise IncompatibleStateError(
-            f"{name} has format {version!r}; this cairn reads format {_VERSION!r}. Use the release that wrote it or a "
-            "newer one; nothing was changed.",
-            path=name,
-        )
-    body = data[_HEAD:]
-    length = int.from_bytes(data[_HEAD - 4 : _HEAD], "little")
-    if len(body) != length or xxhash.xxh3_64_digest(body) != data[len(_MAGIC) + 1 : _HEAD - 4]:
-        raise CorruptFileError(f"{name} is damaged: it has {len(body)} of {length} bytes or other ones", path=name)
-    try:
-        metadata = msgspec.msgpack.decode(body, type=SavepointMetadata)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CorruptFileError(f"{name} cannot be read: {error}", path=name) from error
-    if metadata.requires:
-        raise IncompatibleStateError(
-            f"{name} needs features that this cairn does not have: {', '.join(metadata.requires)}", path=name
-        )
+    metadata = container.unseal(data, _VERSION, SavepointMetadata, name)
     _check(metadata, name)
     return metadata
 
@@ -170,7 +151,7 @@ def read_savepoint(path: str) -> SavepointMetadata:
         raise StorageError(f"cannot look at {name}: {error.strerror or error}", path=name) from error
     if not stat.S_ISREG(info.st_mode):
         raise CorruptFileError(f"{name} is refused: it is no regular file", path=name)
-    if info.st_size > MAX_METADATA + _HEAD:
+    if info.st_size > MAX_METADATA + container.HEAD:
         raise CorruptFileError(
             f"{name} is refused: it has {info.st_size} bytes, at most {MAX_METADATA} are read", path=name
         )

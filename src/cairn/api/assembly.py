@@ -1,0 +1,58 @@
+"""The one frame of a job: everything that its sinks read, such that every Python function runs once in an epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
+from cairn.api.sinks import BaseSink
+from cairn.api.spark import Reader, sink_reader, tagged_union
+from cairn.api.stream import DataStream
+
+_log = logging.getLogger("cairn.api")
+
+
+def final_frame(sinks: Sequence[tuple[DataStream, BaseSink]]) -> tuple[DataFrame, dict[str, Reader]]:
+    """The frame of the whole job, and how each sink takes its rows out of it."""
+    nodes = list(dict.fromkeys(stream.node for stream, _ in sinks))
+    for uid, times in Counter([*hidden_functions(nodes), *[f.uid for f in functions_of(nodes)]]).items():
+        if times > 1:
+            _log.warning(
+                "operator %s runs %d times in every epoch, because its output was taken out as a DataFrame (.df) "
+                "more than once or is read as a stream, too; use stream.transform(...) to have it run once",
+                uid, times,
+            )  # fmt: skip
+    first = nodes[0]
+    if (
+        isinstance(first, Output)
+        and first.function.sides
+        and all(isinstance(node, Output) and node.function is first.function for node in nodes)
+    ):
+        # The sinks take their rows out of what the operator puts out.
+        raw = Build().frame(first.function)
+        return raw, {sink.uid: cast(Output, stream.node).read for stream, sink in sinks}
+    shared = shared_functions(nodes)
+    again = shared or any(function.sides for function in functions_of(nodes))
+    plan = Build(shared)
+    frames = [plan.frame(node) if again else node.frame() for node in nodes]
+    if len(frames) == 1:
+        return frames[0], {}
+    return tagged_union(frames), {sink.uid: sink_reader(nodes.index(stream.node)) for stream, sink in sinks}
+
+
+def with_ticks(spark: SparkSession, frame: DataFrame) -> DataFrame:
+    """The frame and a source without rows, which makes an epoch at every trigger.
+
+    Timers need time to go on when no data arrives.
+    """
+    ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+    nothing = ticks.filter(F.col("value") < 0).select(
+        *[F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    )
+    return frame.union(nothing)

@@ -1,0 +1,93 @@
+"""Puts the checkpoint coordinator of a run together: what it asks Spark for, whom it tells, when a job fails for it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from cairn.api.background import Background
+from cairn.api.claims import release_claims
+from cairn.api.job import JobHandle
+from cairn.api.progress import EpochProgress
+from cairn.api.recovery import Recovered
+from cairn.api.savepoints import SparkSavepoints
+from cairn.api.sinks import BaseSink
+from cairn.api.spark import SparkSnapshots
+from cairn.config import Settings
+from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.epochs import OperatorPlan
+from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.statistics import Insight
+from cairn.errors import CheckpointFailedError
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.functions import CheckpointListener
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import FileSystem, LocalFileSystem
+
+_log = logging.getLogger("cairn.api")
+
+
+def make_coordinator(
+    spark: SparkSession,
+    handle: JobHandle,
+    files: LocalFileSystem,
+    steady: FileSystem,
+    background: Background,
+    recovered: Recovered,
+    settings: Settings,
+    plans: Sequence[OperatorPlan],
+    sinks: Sequence[BaseSink],
+    acks: Any,
+    compact_interval: int,
+) -> CheckpointCoordinator:
+    """The coordinator of one run. `steady` is the same directory as `files`, asked again when it fails in passing."""
+    store = CheckpointStore(steady, settings.web.history)
+    for number in store.remove_unfinished():
+        _log.info("removed what an interrupted checkpoint %d had left", number)
+    run = recovered.run.run
+    facts = JobFacts(handle.job_id, handle.name, run)
+    snapshots = SparkSnapshots(spark, background, files.root, run)
+    progress = EpochProgress(spark, acks, run)
+
+    def intolerable(info: CheckpointInfo) -> None:
+        handle._fail(
+            CheckpointFailedError(
+                f"Exceeded checkpoint tolerable failure threshold: more than "
+                f"{settings.checkpoints.tolerable_failures} failed in a row, the last one was checkpoint "
+                f"{info.id}: {info.failure}. Raise execution.checkpointing.timeout or "
+                "execution.checkpointing.tolerable-failed-checkpoints.",
+                checkpoint=info.id,
+            )
+        )
+
+    coordinator = CheckpointCoordinator(
+        settings.checkpoints,
+        store,
+        facts,
+        snapshots,
+        recovered.manifest,
+        intolerable,
+        chance=random.Random(),
+        savepoints=SparkSavepoints(spark, files, facts, compact_interval, background),
+        failover=handle.restarts > 0,
+        insight=Insight(
+            [(plan.uid, plan.name, plan.parallelism) for plan in plans],
+            progress.acknowledged,
+            snapshots.written,
+            progress.alignment,
+        ),
+    )
+
+    def completed(number: int) -> None:
+        release_claims(files, settings.checkpoints.num_retained)
+
+    coordinator.listeners.completed.append(completed)
+    for sink in sinks:
+        if isinstance(sink, CheckpointListener):
+            coordinator.listeners.completed.append(sink.notify_checkpoint_complete)
+            coordinator.listeners.aborted.append(sink.notify_checkpoint_aborted)
+    return coordinator
