@@ -82,7 +82,7 @@ class Trial:
         if epoch < 0:
             return 0
         offsets = (self.folder / "jobs" / self.job / "spark" / "offsets" / str(epoch)).read_text()
-        (last,) = re.findall(r'"logOffset":(\d+)', offsets)
+        (last,) = set(re.findall(r'"logOffset":(\d+)', offsets))  # the same for every place where the source is read
         return len(self.rows) * (int(last) + 1) // self.files
 
     def visible(self) -> list[Result]:
