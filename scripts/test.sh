@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests in two parts and reports one total. Tests that start Spark or a server, or kill processes, are handed
-# out by file, because a file shares its session and its servers; the rest test by test. Extra arguments go to both parts.
+# out by file, because a file shares its session and its servers; the rest test by test. Files with few tests are not put
+# last, as they would be by default: those that kill processes take longest. Extra arguments go to both parts.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +20,7 @@ part() {
 }
 
 part plain -m 'not spark and not kill and not server' -n "$WORKERS" "$@"
-part engine -m 'spark or kill or server' -n "$WORKERS" --dist loadfile "$@"
+part engine -m 'spark or kill or server' -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 
 .venv/bin/python - "$REPORTS" <<'PY' || status=1
 import pathlib

@@ -11,11 +11,12 @@ from starlette.testclient import TestClient
 from tests.unit.test_web_rest import client_of
 from tests.unit.webjob import JOB, START, UID, info, make_job
 
+from cairn.config import WebSettings
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import words
 from cairn.view.reading import JobReader
-from cairn.web import charts
+from cairn.web import charts, host
 
 PAGES = [
     "", f"/operators/{UID}", "/checkpoints", "/checkpoints/history", "/checkpoints/summary",
@@ -208,3 +209,14 @@ def test_sizes_and_counts() -> None:
         "3.0 TiB",
     ]
     assert [words.count(n) for n in (0, 9999, 12_345, 4_500_000)] == ["0", "9,999", "12.3 k", "4.5 M"]
+
+
+def test_a_server_that_stumbles_costs_a_job_a_line_in_its_log(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stumble(settings: WebSettings) -> None:
+        raise RuntimeError("of a kind that nobody thought of")
+
+    monkeypatch.setattr(host, "_start", stumble)
+    assert host.serve(WebSettings(), JOB, JobReader(str(root / JOB))) is None
+    assert "of a kind that nobody thought of" in caplog.text

@@ -47,7 +47,9 @@ def serve(settings: WebSettings, job_id: str, reader: JobReader) -> str | None:
         return f"{server.url}/jobs/{job_id}"
     except (CairnError, OSError, ImportError) as error:
         _log.warning("no web page: %s", error)
-        return None
+    except Exception:  # noqa: BLE001 - whatever a server stumbles over, the job goes on
+        _log.warning("no web page", exc_info=True)
+    return None
 
 
 def _start(settings: WebSettings) -> tuple[Server, Catalogue]:
