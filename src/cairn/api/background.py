@@ -1,12 +1,13 @@
 """Spark tasks beside the stream: many short ones in a pool of their own, which leave the stream its share of the slots.
 
-While an epoch runs, they take a quarter of Spark's slots; where that is less than one, a single task at a time with
+While the stream runs, they take a seventh of Spark's slots; where that is less than one, a single task at a time with
 pauses in between. While the stream rests, they take all. Snapshots of full checkpoints, savepoints and compactions are
 all written this way.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,21 +16,21 @@ from typing import Any, TypeVar
 from pyspark.sql import SparkSession
 
 POOL = "cairn-background"
-_SHARE = 0.25
+_SHARE = 0.15
 _POLL = 0.01
-_RESTS_AFTER = 0.05
-"""Seconds without an epoch after which the stream is held to be at rest: the moment between two epochs is none."""
+_RESTS_AFTER = 0.5
+"""Seconds without an epoch after which the stream is held to be at rest. Between two epochs Spark needs some 0.1 s."""
 
 _Work = TypeVar("_Work")
 _Result = TypeVar("_Result")
 
 
 class Background:
-    """Runs tasks of one Spark session. `busy` says whether an epoch is running now."""
+    """Runs tasks of one Spark session. `idle` says for how many seconds no epoch has been running."""
 
-    def __init__(self, spark: SparkSession, busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, spark: SparkSession, idle: Callable[[], float] = lambda: math.inf) -> None:
         self._spark = spark
-        self._busy = busy
+        self._idle = idle
 
     def run(
         self,
@@ -89,15 +90,8 @@ class Background:
             raise errors[0]
         return [results[number] for number in sorted(results)]
 
-    def _wait_for_rest(self, go_on: Callable[[], bool], longest: float | None = None) -> None:
+    def _wait_for_rest(self, go_on: Callable[[], bool], longest: float = math.inf) -> None:
         """Until the stream rests, but no longer than so many seconds, and not if there is nothing to wait for."""
-        now = time.monotonic()
-        until = None if longest is None else now + longest
-        idle_since = now - _RESTS_AFTER if not self._busy() and longest is None else now
-        while go_on() and (until is None or now < until):
-            if self._busy():
-                idle_since = now
-            elif now - idle_since >= _RESTS_AFTER:
-                return
+        until = time.monotonic() + longest
+        while go_on() and self._idle() < _RESTS_AFTER and time.monotonic() < until:
             time.sleep(_POLL)
-            now = time.monotonic()

@@ -310,7 +310,7 @@ class StreamExecutionEnvironment:
         spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
         steady = RetryingFileSystem(files)
-        background = Background(spark, busy=lambda: handle._gate.busy)
+        background = Background(spark, idle=lambda: handle._gate.idle)
         compactor = Compactor(compaction_job(background, files.root, run), settings.compaction_chain)
         plans = [OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators]
         coordinator = make_coordinator(

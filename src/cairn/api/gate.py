@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from enum import Enum
@@ -22,6 +23,7 @@ class EpochGate:
         self._changed = threading.Condition()
         self._state = _State.OPEN
         self._inside = False
+        self._emptied = time.monotonic()
         self._passed = 0
         self._holder: Any = None
 
@@ -56,6 +58,7 @@ class EpochGate:
     def leave(self) -> None:
         with self._changed:
             self._inside = False
+            self._emptied = time.monotonic()
             self._passed += 1
             self._changed.notify_all()
 
@@ -102,9 +105,11 @@ class EpochGate:
             return self._wait_until_empty(grace)
 
     @property
-    def busy(self) -> bool:
-        """Whether an epoch is inside."""
-        return self._inside
+    def idle(self) -> float:
+        """Seconds since the last epoch ended: none while one is inside, and without end while none may enter."""
+        if self._inside:
+            return 0.0
+        return time.monotonic() - self._emptied if self._state is _State.OPEN else math.inf
 
     @property
     def ended(self) -> bool:
