@@ -6,6 +6,7 @@ import gc
 import shutil
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,33 +146,44 @@ def stream_checkpointed(bench: Bench) -> Series:
     return _stream(bench, "stream-checkpointed", bench.plan.checkpoint_interval)
 
 
-def _during_snapshot(bench: Bench, during: bool) -> Series:
-    """Epochs before a full checkpoint is taken, or those while it is written."""
-    job = _start(_touching(bench, bench.plan.stored), "chk-many")
+def alone(bench: Bench, name: str) -> Series:
+    """Epochs of the job with nothing beside them."""
+    job = _start(_touching(bench, bench.plan.stored), name)
     try:
-        _epochs(job, 6)
+        _epochs(job, 8)
+    finally:
+        job.cancel()
+    return Series(bench.plan.touched, [report.duration_ms for report in job.epochs() if not report.rolled_forward][1:])
+
+
+def beside(bench: Bench, name: str, write: Callable[[JobHandle], None]) -> Series:
+    """The epochs of the job while something is written beside them.
+
+    The epoch after the last committed one was running when the writing ended, and was slowed down, too.
+    """
+    job = _start(_touching(bench, bench.plan.stored), name)
+    try:
+        _epochs(job, 3)
         first = job.epochs()[-1].epoch
-        info = job.trigger_checkpoint(full=True)
+        write(job)
         last = job.epochs()[-1].epoch
         _epochs(job, len(job.epochs()) + 1)
     finally:
         job.cancel()
-    if not info.full:
-        raise RuntimeError("the checkpoint was not a full one")
     reports = [report for report in job.epochs() if not report.rolled_forward]
-    if during:
-        spent = [report.duration_ms for report in reports if first < report.epoch <= last]
-    else:
-        spent = [report.duration_ms for report in reports if report.epoch <= first][1:]
-    return Series(bench.plan.touched, spent)
+    return Series(bench.plan.touched, [report.duration_ms for report in reports if first < report.epoch <= last + 1])
 
 
 def before_snapshot(bench: Bench) -> Series:
-    return _during_snapshot(bench, during=False)
+    return alone(bench, "chk-many")
 
 
 def during_snapshot(bench: Bench) -> Series:
-    return _during_snapshot(bench, during=True)
+    def write(job: JobHandle) -> None:
+        if not job.trigger_checkpoint(full=True).full:
+            raise RuntimeError("the checkpoint was not a full one")
+
+    return beside(bench, "chk-many", write)
 
 
 def snapshot(bench: Bench) -> Series:

@@ -97,33 +97,15 @@ def savepoint(bench: Bench) -> Series:
     return Series(bench.plan.stored, [bench.plan.stored / spent], peaks.steps())
 
 
-def _beside(bench: Bench, during: bool) -> Series:
-    """Epochs before a savepoint is taken, or those while it is written."""
-    job = _start(checkpointing._touching(bench, bench.plan.stored), _NAME)
-    try:
-        checkpointing._epochs(job, 6)
-        first = job.epochs()[-1].epoch
-        info = job.trigger_savepoint(str(bench.work / "savepoints"))
-        last = job.epochs()[-1].epoch
-        checkpointing._epochs(job, len(job.epochs()) + 1)
-    finally:
-        job.cancel()
-    shutil.rmtree(info.path)
-    reports = [report for report in job.epochs() if not report.rolled_forward]
-    if during:
-        # The epoch after the last committed one was running when the savepoint ended, and was slowed down, too.
-        spent = [report.duration_ms for report in reports if first < report.epoch <= last + 1]
-    else:
-        spent = [report.duration_ms for report in reports if report.epoch <= first][1:]
-    return Series(bench.plan.touched, spent)
-
-
 def before_savepoint(bench: Bench) -> Series:
-    return _beside(bench, during=False)
+    return checkpointing.alone(bench, _NAME)
 
 
 def during_savepoint(bench: Bench) -> Series:
-    return _beside(bench, during=True)
+    def write(job: JobHandle) -> None:
+        shutil.rmtree(job.trigger_savepoint(str(bench.work / "savepoints")).path)
+
+    return checkpointing.beside(bench, _NAME, write)
 
 
 def restore(bench: Bench) -> Series:
