@@ -44,8 +44,6 @@ _QUERY_CONF = {
 }
 """Set while a query starts (it takes a copy then), and put back: other queries of the user keep their own."""
 
-_FILE_MANAGER_41 = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-
 
 def local_session(settings: Mapping[str, str]) -> SparkSession:
     """The active session, or a local one with settings that suit short epochs."""
@@ -71,11 +69,8 @@ def local_session(settings: Mapping[str, str]) -> SparkSession:
 def query_settings(spark: SparkSession) -> Iterator[None]:
     """Spark settings as the query needs them while it starts."""
     before: dict[str, str | None] = {key: spark.conf.get(key, None) for key in _QUERY_CONF}
-    wanted = dict(_QUERY_CONF)
-    if tuple(int(part) for part in spark.version.split(".")[:2]) < (4, 2):
-        wanted["spark.sql.streaming.checkpointFileManagerClass"] = _FILE_MANAGER_41
     try:
-        for key, value in wanted.items():
+        for key, value in _QUERY_CONF.items():
             spark.conf.set(key, value)
         yield
     finally:
