@@ -82,7 +82,9 @@ readings = env.from_source(
     watermark=("time", "1 second"),
 )
 sent = readings.transform(lambda df: df.where("celsius IS NOT NULL"))  # the others were never sent
-alerts = sent.key_by("device").process(Silence(), "device string, what string, ms bigint, seconds bigint", uid="silence")
+alerts = sent.key_by("device").process(
+    Silence(), "device string, what string, ms bigint, seconds bigint", uid="silence"
+)
 alerts.sink_to(FileSink(args.output, format="json"), uid="files")
 env.execute("silent devices")
 

@@ -141,7 +141,10 @@ def test_fraud_rules_finds_what_the_input_hides_while_the_rules_change(tmp_path:
             ("card-13", 20 * 50 + 13, "small, then nothing"),
         ]
     )
-    assert [" ".join(line.split()) for line in lines[-2:]] == ["small, then large card-7", "small, then nothing card-13"]
+    assert [" ".join(line.split()) for line in lines[-2:]] == [
+        "small, then large card-7",
+        "small, then nothing card-13",
+    ]
 
 
 @pytest.mark.spark
@@ -170,7 +173,12 @@ def test_online_learning_predicts_before_it_learns_and_gets_better(tmp_path: Pat
         lines = run.finish()
     made = sorted(rows(tmp_path / "predictions"), key=lambda row: row["delivery"])
     assert [row["delivery"] for row in made] == list(range(8000))
-    shops = {"harbour": (5.0, 3.0, 0.5), "market": (12.0, 6.0, 1.0), "station": (8.0, 4.5, 0.0), "uptown": (20.0, 2.0, 2.0)}
+    shops = {
+        "harbour": (5.0, 3.0, 0.5),
+        "market": (12.0, 6.0, 1.0),
+        "station": (8.0, 4.5, 0.0),
+        "uptown": (20.0, 2.0, 2.0),
+    }
     models = {shop: np.zeros(3) for shop in shops}
     for row in made:
         chance = random.Random(row["delivery"])
