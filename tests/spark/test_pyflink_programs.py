@@ -1,4 +1,4 @@
-"""Programs 1 to 5 as PyFlink users write them, with one input: the functions as they are, the imports from cairn, the known results."""
+"""Programs as PyFlink users write them, 1 to 5: the functions as they are, imports from cairn, the known results."""
 
 from __future__ import annotations
 

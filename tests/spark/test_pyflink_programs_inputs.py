@@ -1,4 +1,7 @@
-"""Programs 6 to 9 and 11 as PyFlink users write them, with two inputs, broadcast state, side outputs: the functions as they are, the imports from cairn, the known results."""
+"""Programs as PyFlink users write them, 6 to 9 and 11: two inputs, broadcast state, side outputs, functions in reduce.
+
+The functions as they are, imports from cairn, the known results. `test_windows.py` has program 10.
+"""
 
 from __future__ import annotations
 

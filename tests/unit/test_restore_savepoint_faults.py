@@ -1,4 +1,4 @@
-"""From one job to another by way of a snapshot, without Spark: what is refused, pickles of others, faults on the way."""
+"""From one job to another by way of a snapshot, without Spark: what is refused, others' pickles, faults on the way."""
 
 from __future__ import annotations
 
