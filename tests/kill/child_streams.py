@@ -1,10 +1,11 @@
-"""The job that `test_kill_streams.py` runs: operator state, broadcast state and shared state of two inputs in one job.
+"""The job that `test_kill_streams.py` runs: operator state, broadcast state, shared state of two inputs and joins.
 
     rows ─► Numbers (operator state) ─┬─ even ─┬─► connect by key ─► Pairs (state of both inputs) ─► pairs/
-                                      └─ odd ──┤
-                                               └─► key ◄─ broadcast ─ Rules (broadcast state)      ─► rules/
+                                      └─ odd ──┼─► key ◄─ broadcast ─ Rules (broadcast state)      ─► rules/
+                                               ├─► interval join ─► Near (rows by event time)      ─► near/
+                                               └─► join (rows with a time to live)                 ─► joined/
 
-`Numbers` is read four times and must run once. Its argument is that of `tests.kill.child`.
+`Numbers` is read eight times and must run once. Its argument is that of `tests.kill.child`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.spark.oracle import INPUT
 
 from cairn import (
     CheckpointedFunction,
+    DataStream,
     FileSink,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
@@ -27,12 +29,16 @@ from cairn import (
     MapStateDescriptor,
     OutputTag,
     ProcessFunction,
+    ProcessJoinFunction,
+    Time,
     ValueStateDescriptor,
 )
 
 NUMBERED = "key string, seq bigint, n bigint"
 ODD = OutputTag("odd", NUMBERED)
 RULES = MapStateDescriptor("rules", "string", "bigint")
+NEAR = 25
+"""How far apart the numbers of two rows may be that the interval join pairs."""
 
 
 class Numbers(ProcessFunction, CheckpointedFunction):
@@ -82,6 +88,19 @@ class Rules(KeyedBroadcastProcessFunction):
         yield (*value, len(rules), sum(rules.values()))
 
 
+class Near(ProcessJoinFunction):
+    def process_element(self, left: Any, right: Any, ctx: Any) -> Iterator[Any]:
+        assert (ctx.get_left_timestamp(), ctx.get_right_timestamp()) == (left.n, right.n)
+        yield left.key, left.n, right.n
+
+
+def timed(stream: DataStream) -> DataStream:
+    """The number of a row as its event time. Numbers of an epoch are above those of all before it: none is late."""
+    return stream.transform(
+        lambda df: df.selectExpr("key", "n", "timestamp_millis(n) AS at").withWatermark("at", "0 seconds")
+    )
+
+
 def main() -> None:
     plan = json.loads(sys.argv[1])
     folder = Path(plan["folder"])
@@ -93,6 +112,12 @@ def main() -> None:
     rules = even.transform(lambda df: df.filter("seq % 5 = 0")).broadcast(RULES)
     checked = even.union(odd).key_by("key").connect(rules)
     ruled = checked.process(Rules(), f"{NUMBERED}, rules bigint, total bigint", uid="rules")
+    near = timed(even).key_by("key").interval_join(timed(odd).key_by("key")).between(-NEAR, Time.milliseconds(NEAR))
+    found = near.process(Near(), "key string, even bigint, odd bigint", uid="near")
+    joined = even.key_by("key").join(odd.key_by("key"), ttl=Time.hours(1), uid="joined")
+    numbers = joined.transform(lambda df: df.select("key", "n", "n_right"))
+    found.sink_to(FileSink(str(folder / "near")), uid="to-near")
+    numbers.sink_to(FileSink(str(folder / "joined")), uid="to-joined")
     pairs.sink_to(FileSink(str(folder / "pairs")), uid="to-pairs")
     ruled.sink_to(FileSink(str(folder / "rules")), uid="to-rules")
     env.execute("streams")
