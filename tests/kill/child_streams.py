@@ -42,11 +42,15 @@ NEAR = 25
 
 
 class Numbers(ProcessFunction, CheckpointedFunction):
-    """Numbers the rows; rows with an odd `seq` go to a side output. The last number is operator state."""
+    """Numbers the rows; rows with an odd `seq` go to a side output. The last number is operator state, twice."""
 
     def initialize_state(self, context: Any) -> None:
-        self.last = context.get_operator_state_store().get_list_state(ListStateDescriptor("last", "bigint"))
+        store = context.get_operator_state_store()
+        self.last = store.get_list_state(ListStateDescriptor("last", "bigint"))
+        self.everywhere = store.get_union_list_state(ListStateDescriptor("everywhere", "bigint"))
         self.number = max(self.last.get(), default=0)
+        found = list(self.everywhere.get())
+        assert not self.number or self.number in found, f"number {self.number}, and everywhere {found}"
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
         self.number += 1
@@ -58,17 +62,22 @@ class Numbers(ProcessFunction, CheckpointedFunction):
 
     def snapshot_state(self, context: Any) -> None:
         self.last.update([self.number] if self.number else [])
+        self.everywhere.update([self.number] if self.number else [])
 
 
 class Pairs(KeyedCoProcessFunction):
-    """Counts the rows of both inputs per key."""
+    """Counts the rows of both inputs per key, in a typed state and in one of bytes."""
 
     def open(self, runtime_context: Any) -> None:
         self.count = runtime_context.get_state(ValueStateDescriptor("count", "bigint"))
+        self.raw = runtime_context.get_raw_state("raw")
 
     def process_element1(self, value: Any, ctx: Any) -> Iterator[Any]:
-        self.count.update((self.count.value() or 0) + 1)
-        yield (*value, self.count.value())
+        count = self.count.value() or 0
+        assert int.from_bytes(self.raw.value() or b"") == count
+        self.count.update(count + 1)
+        self.raw.update((count + 1).to_bytes(4))
+        yield (*value, count + 1)
 
     process_element2 = process_element1
 

@@ -243,6 +243,9 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
     keyed = stream.key_by("user")
     window = TumblingEventTimeWindows.of(Time.seconds(1))
     wrong: Any = SumWindowFunction
+    counts = stream.with_watermark("at", "1 second").key_by("user").window(window).process(
+        CountWindowProcessFunction(), "user string, first timestamp, last timestamp, n bigint", uid="counts"
+    )  # fmt: skip
     for make, message in (
         (lambda: stream.with_watermark("v", "1 second"), "column 'v' has type bigint, which is no time"),
         (lambda: stream.with_watermark("w", "1 second"), "there is no column 'w'"),
@@ -257,6 +260,10 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
         (lambda: keyed.count_window(2).process(wrong, "n int"), "takes a ProcessWindowFunction"),
         (lambda: stream.with_watermark("at", "1 second").key_by("user").window(window).sum("v", uid="s"),
          "the stream has a column 'window_start'"),
+        (lambda: counts.with_watermark("last", "1 second"), "event-time windows of 'counts', which wait for the water"),
+        (lambda: counts.map(lambda row: row).transform(lambda df: df.withWatermark("last", "1 second")),
+         "transform: the rows come from the event-time windows of 'counts'.*second job"),
+        (lambda: counts.key_by("user").window(window), "works on event time, and the stream has none"),
     ):  # fmt: skip
         with pytest.raises(InvalidInputError, match=message):
             make()
