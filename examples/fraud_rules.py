@@ -138,8 +138,8 @@ changes = env.from_source(
 )
 rules = changes.transform(lambda df: df.where("rule IS NOT NULL")).broadcast(RULES)
 
-alerts = payments.key_by("card").connect(rules)
-alerts = alerts.process(FraudRules(), "card string, payment bigint, rule string", uid="fraud-rules")
+checked = payments.key_by("card").connect(rules)
+alerts = checked.process(FraudRules(), "card string, payment bigint, rule string", uid="fraud-rules")
 alerts.sink_to(FileSink(args.output, format="json"), uid="files")
 env.execute("fraud rules")
 

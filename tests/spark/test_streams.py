@@ -169,19 +169,21 @@ def test_what_two_streams_refuse(lab: Lab) -> None:
     timed = plain.transform(lambda df: df.withColumn("at", F.timestamp_millis("seq"))).with_watermark("at", "0 seconds")
     keyed, by_number, with_time = plain.key_by("key"), plain.key_by("seq"), timed.key_by("key")
     turned = plain.transform(lambda df: df.select("seq", "key", "amount"))
-    rules, numbers = MapStateDescriptor("rules", "string", "bigint"), ListStateDescriptor("numbers", "int")
+    rules = MapStateDescriptor("rules", "string", "bigint")
+    numbers: Any = ListStateDescriptor("numbers", "int")
     old = MapStateDescriptor("old", "string", "bigint")
     old.enable_time_to_live(StateTtlConfig.new_builder(Time.hours(1)).build())
     pairs = with_time.interval_join(with_time)
     minute: Any = "1 minute"
     other: Any = lab.stream(lab.env())
+    unkeyed: Any = timed
     function: Any = Count()
     refused: list[tuple[Any, str]] = [
         (lambda: plain.union(plain, turned), r"union: the streams have different columns.*transform"),
         (lambda: keyed.connect(by_number), r"keys of different types, \(string\) and \(bigint\).*cast a column"),
         (lambda: plain.connect(plain).key_by("key", "seq"), "keys of different types"),
         (lambda: plain.connect(plain).key_by(["key", "seq"], "key"), "key"),
-        (lambda: keyed.connect(plain), "one of the two streams is keyed and the other is not; key both"),
+        (lambda: keyed.connect(unkeyed), "one of the two streams is keyed and the other is not; key both"),
         (lambda: plain.connect(other), "two environments"),
         (lambda: plain.connect(plain).process(Nothing(), "n int", uid="x"), "without keys takes a CoProcessFunction"),
         (lambda: keyed.connect(keyed).process(function, "n int", uid="x"), "takes a KeyedCoProcessFunction, not Count"),
@@ -192,7 +194,7 @@ def test_what_two_streams_refuse(lab: Lab) -> None:
          "with keys takes a KeyedBroadcastProcessFunction, not Count"),
         (lambda: keyed.interval_join(keyed), "the left stream has no event time; declare it with"),
         (lambda: with_time.interval_join(keyed), "the right stream has no event time"),
-        (lambda: with_time.interval_join(timed), r"takes a keyed stream, not DataStream: call key_by"),
+        (lambda: with_time.interval_join(unkeyed), r"takes a keyed stream, not DataStream: call key_by"),
         (lambda: with_time.interval_join(timed.key_by("seq")), "keys of different types"),
         (lambda: pairs.process(NoPairs(), "n int", uid="x"), r"call between\(lower, upper\) before process"),
         (lambda: pairs.between(Time.seconds(5), Time.seconds(-5)), "lower bound, 5000 ms, is above the upper one, -5"),
