@@ -19,7 +19,7 @@ from tests.spark.oracle import Row, numbered_rows
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
 
-FILES = 14
+FILES = 11
 
 
 class StreamsTrial(Trial):
@@ -73,7 +73,7 @@ def test_all_kinds_of_state_survive_kills_and_rescaling(tmp_path: Path) -> None:
     seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
     print(f"KILL_SEED={seed}")
     rng = random.Random(seed)
-    trial = StreamsTrial(tmp_path, numbered_rows(420, 7, seed), FILES)
+    trial = StreamsTrial(tmp_path, numbered_rows(330, 7, seed), FILES)
     try:
         for step, epoch, parallelism, shown in (
             ("acknowledged", 2, 2, 1),
