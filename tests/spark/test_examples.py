@@ -108,8 +108,9 @@ def test_dedup_lets_every_order_pass_once(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_sessions_are_those_of_the_input(tmp_path: Path) -> None:
     """Twelve epochs are four minutes: the sessions of the first two are over, and so are their minutes."""
-    with Program(EXAMPLES / "sessions.py", tmp_path, "--epochs", "12") as run:
-        run.finish()
+    with Program(EXAMPLES / "sessions.py", tmp_path) as run:
+        lines = run.finish()
+    assert lines[-3] == "visitor-39  39 pages in 38 seconds, from /page/0 to /page/3"
     began = "2023-11-14T22:14:00"
     first = {row["visitor"]: row for row in rows(tmp_path / "sessions") if row["began"].startswith(began)}
     assert {visitor: (row["pages"], row["seconds"]) for visitor, row in first.items()} == {
