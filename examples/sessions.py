@@ -1,7 +1,7 @@
 """Sessions for real-time analytics: what each visitor did between two pauses, as soon as the pause is long enough.
 
-    cairn run examples/sessions.py                     # until Ctrl-C
-    cairn run examples/sessions.py --epochs 8          # a few epochs, then it ends
+    cairn run examples/sessions.py                     # four minutes of clicks, then it says what it saw
+    cairn run examples/sessions.py --epochs 0          # until Ctrl-C
 
 A session ends when its visitor has done nothing for 30 seconds of event time. Its row has the number of pages, how long
 it lasted, the page on which it began and the one on which it ended. Beside it, page views per minute are counted in
@@ -13,6 +13,8 @@ seconds of each two minutes. Some clicks of visitor 3 arrive five minutes late. 
 """
 
 import argparse
+import json
+from pathlib import Path
 
 from cairn import (
     EventTimeSessionWindows,
@@ -26,7 +28,7 @@ from cairn import (
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--output", default=".", help="where the directories of the outputs are made")
-parser.add_argument("--epochs", type=int, default=0, help="end after this many epochs; 0: never")
+parser.add_argument("--epochs", type=int, default=12, help="end after this many epochs; 0: never")
 args = parser.parse_args()
 
 CLICKS = [
@@ -71,3 +73,11 @@ job.add_epoch_listener(lambda e: print(f"epoch {e.epoch}: {e.rows_in} clicks, {e
 while not job.await_termination(0.2):
     if args.epochs and len(job.epochs()) >= args.epochs:
         job.cancel()
+
+ended, late = (
+    [json.loads(line) for path in Path(args.output, name).glob("part-*.json") for line in path.open()]
+    for name in ("sessions", "late-clicks")
+)
+print(f"{len(ended)} sessions have ended, {len(late)} clicks came too late; the longest sessions:")
+for session in sorted(ended, key=lambda session: (-session["pages"], session["began"]))[:3]:
+    print("{visitor:<10}  {pages} pages in {seconds} seconds, from {entered} to {left}".format(**session))

@@ -1,10 +1,11 @@
-"""The job that `test_kill_streams.py` runs: operator state, broadcast state and shared state of two inputs in one job.
+"""The job that `test_kill_streams.py` runs: operator state, broadcast state, shared state of two inputs and joins.
 
     rows ─► Numbers (operator state) ─┬─ even ─┬─► connect by key ─► Pairs (state of both inputs) ─► pairs/
-                                      └─ odd ──┤
-                                               └─► key ◄─ broadcast ─ Rules (broadcast state)      ─► rules/
+                                      └─ odd ──┼─► key ◄─ broadcast ─ Rules (broadcast state)      ─► rules/
+                                               ├─► interval join ─► Near (rows by event time)      ─► near/
+                                               └─► join (rows with a time to live)                 ─► joined/
 
-`Numbers` is read four times and must run once. Its argument is that of `tests.kill.child`.
+`Numbers` is read eight times and must run once. Its argument is that of `tests.kill.child`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.spark.oracle import INPUT
 
 from cairn import (
     CheckpointedFunction,
+    DataStream,
     FileSink,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
@@ -27,20 +29,28 @@ from cairn import (
     MapStateDescriptor,
     OutputTag,
     ProcessFunction,
+    ProcessJoinFunction,
+    Time,
     ValueStateDescriptor,
 )
 
 NUMBERED = "key string, seq bigint, n bigint"
 ODD = OutputTag("odd", NUMBERED)
 RULES = MapStateDescriptor("rules", "string", "bigint")
+NEAR = 25
+"""How far apart the numbers of two rows may be that the interval join pairs."""
 
 
 class Numbers(ProcessFunction, CheckpointedFunction):
-    """Numbers the rows; rows with an odd `seq` go to a side output. The last number is operator state."""
+    """Numbers the rows; rows with an odd `seq` go to a side output. The last number is operator state, twice."""
 
     def initialize_state(self, context: Any) -> None:
-        self.last = context.get_operator_state_store().get_list_state(ListStateDescriptor("last", "bigint"))
+        store = context.get_operator_state_store()
+        self.last = store.get_list_state(ListStateDescriptor("last", "bigint"))
+        self.everywhere = store.get_union_list_state(ListStateDescriptor("everywhere", "bigint"))
         self.number = max(self.last.get(), default=0)
+        found = list(self.everywhere.get())
+        assert not self.number or self.number in found, f"number {self.number}, and everywhere {found}"
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
         self.number += 1
@@ -52,17 +62,22 @@ class Numbers(ProcessFunction, CheckpointedFunction):
 
     def snapshot_state(self, context: Any) -> None:
         self.last.update([self.number] if self.number else [])
+        self.everywhere.update([self.number] if self.number else [])
 
 
 class Pairs(KeyedCoProcessFunction):
-    """Counts the rows of both inputs per key."""
+    """Counts the rows of both inputs per key, in a typed state and in one of bytes."""
 
     def open(self, runtime_context: Any) -> None:
         self.count = runtime_context.get_state(ValueStateDescriptor("count", "bigint"))
+        self.raw = runtime_context.get_raw_state("raw")
 
     def process_element1(self, value: Any, ctx: Any) -> Iterator[Any]:
-        self.count.update((self.count.value() or 0) + 1)
-        yield (*value, self.count.value())
+        count = self.count.value() or 0
+        assert int.from_bytes(self.raw.value() or b"") == count
+        self.count.update(count + 1)
+        self.raw.update((count + 1).to_bytes(4))
+        yield (*value, count + 1)
 
     process_element2 = process_element1
 
@@ -82,6 +97,19 @@ class Rules(KeyedBroadcastProcessFunction):
         yield (*value, len(rules), sum(rules.values()))
 
 
+class Near(ProcessJoinFunction):
+    def process_element(self, left: Any, right: Any, ctx: Any) -> Iterator[Any]:
+        assert (ctx.get_left_timestamp(), ctx.get_right_timestamp()) == (left.n, right.n)
+        yield left.key, left.n, right.n
+
+
+def timed(stream: DataStream) -> DataStream:
+    """The number of a row as its event time. Numbers of an epoch are above those of all before it: none is late."""
+    return stream.transform(
+        lambda df: df.selectExpr("key", "n", "timestamp_millis(n) AS at").withWatermark("at", "0 seconds")
+    )
+
+
 def main() -> None:
     plan = json.loads(sys.argv[1])
     folder = Path(plan["folder"])
@@ -93,6 +121,12 @@ def main() -> None:
     rules = even.transform(lambda df: df.filter("seq % 5 = 0")).broadcast(RULES)
     checked = even.union(odd).key_by("key").connect(rules)
     ruled = checked.process(Rules(), f"{NUMBERED}, rules bigint, total bigint", uid="rules")
+    near = timed(even).key_by("key").interval_join(timed(odd).key_by("key")).between(-NEAR, Time.milliseconds(NEAR))
+    found = near.process(Near(), "key string, even bigint, odd bigint", uid="near")
+    joined = even.key_by("key").join(odd.key_by("key"), ttl=Time.hours(1), uid="joined")
+    numbers = joined.transform(lambda df: df.select("key", "n", "n_right"))
+    found.sink_to(FileSink(str(folder / "near")), uid="to-near")
+    numbers.sink_to(FileSink(str(folder / "joined")), uid="to-joined")
     pairs.sink_to(FileSink(str(folder / "pairs")), uid="to-pairs")
     ruled.sink_to(FileSink(str(folder / "rules")), uid="to-rules")
     env.execute("streams")

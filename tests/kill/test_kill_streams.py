@@ -1,4 +1,4 @@
-"""A job with operator state, broadcast state and shared state of two inputs, killed and rescaled: it is exact."""
+"""A job with operator state, broadcast state, shared state of two inputs and joins, killed and rescaled, is exact."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.kill.child_streams import NEAR
 from tests.kill.test_kill import Trial
 from tests.spark.oracle import Row, numbered_rows
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
 
-FILES = 14
+FILES = 11
 
 
 class StreamsTrial(Trial):
@@ -30,10 +31,14 @@ class StreamsTrial(Trial):
         return sorted(tuple(row.values()) for path in found for row in pq.read_table(path).to_pylist())
 
     def check(self, epoch: int) -> None:
-        """Both outputs are what the model says of all epochs to this one."""
+        """All outputs are what the model says of all epochs to this one."""
         bounds = [self.read_until(number) for number in range(-1, epoch + 1)]
         numbered, ruled = model([self.rows[first:end] for first, end in pairwise(bounds)])
         assert self.rows_of("rules") == sorted(ruled)
+        evens, odds = ([(key, n) for key, seq, n in numbered if seq % 2 == rest] for rest in (0, 1))
+        joined = sorted((key, even, odd) for key, even in evens for other, odd in odds if other == key)
+        assert self.rows_of("joined") == joined
+        assert self.rows_of("near") == [pair for pair in joined if abs(pair[2] - pair[1]) <= NEAR]
         pairs = self.rows_of("pairs")
         assert sorted(row[:3] for row in pairs) == sorted(numbered)
         counts: dict[str, list[int]] = {}
@@ -68,7 +73,7 @@ def test_all_kinds_of_state_survive_kills_and_rescaling(tmp_path: Path) -> None:
     seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
     print(f"KILL_SEED={seed}")
     rng = random.Random(seed)
-    trial = StreamsTrial(tmp_path, numbered_rows(420, 7, seed), FILES)
+    trial = StreamsTrial(tmp_path, numbered_rows(330, 7, seed), FILES)
     try:
         for step, epoch, parallelism, shown in (
             ("acknowledged", 2, 2, 1),

@@ -98,3 +98,13 @@ def intact_manifests(job_dir: Path, retained: int = 10) -> list[Manifest]:
         assert not missing, f"epoch {manifest.epoch} names missing files {missing}"
         assert manifest.inline_epochs() <= present, f"epoch {manifest.epoch} needs manifests that are gone"
     return manifests
+
+
+def collection(
+    lab: Lab, env: StreamExecutionEnvironment, rows: list[Any], columns: str, name: str = "rows"
+) -> DataStream:
+    """A stream of these rows in one epoch, in order, and of nothing in a second one."""
+    for number, portion in enumerate((rows, [])):
+        write_file(lab.folder / name, number, portion, columns)
+    reader = lab.spark.readStream.schema(columns).option("maxFilesPerTrigger", 1)
+    return env.from_df(reader.json(str(lab.folder / name)))

@@ -53,7 +53,9 @@ def test_process_batch_adds_up(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_own_sink_publishes_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "docs"}
-    exec(block("sinks.md", "class SqliteSink"), names)
+    code = block("sinks.md", "class SqliteSink")
+    assert len(code[code.index("class SqliteSink") :].splitlines()) <= 30, "a sink of one's own takes 30 lines"
+    exec(code, names)
     database = tmp_path / "result.db"
     for epochs in (1, 2):
         env = environment(spark, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import random
 import re
 import socket
 import threading
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tests.spark.programs import Program
@@ -106,8 +108,9 @@ def test_dedup_lets_every_order_pass_once(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_sessions_are_those_of_the_input(tmp_path: Path) -> None:
     """Twelve epochs are four minutes: the sessions of the first two are over, and so are their minutes."""
-    with Program(EXAMPLES / "sessions.py", tmp_path, "--epochs", "12") as run:
-        run.finish()
+    with Program(EXAMPLES / "sessions.py", tmp_path) as run:
+        lines = run.finish()
+    assert lines[-3] == "visitor-39  39 pages in 38 seconds, from /page/0 to /page/3"
     began = "2023-11-14T22:14:00"
     first = {row["visitor"]: row for row in rows(tmp_path / "sessions") if row["began"].startswith(began)}
     assert {visitor: (row["pages"], row["seconds"]) for visitor, row in first.items()} == {
@@ -124,15 +127,69 @@ def test_sessions_are_those_of_the_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_fraud_rules_finds_what_the_input_hides(tmp_path: Path) -> None:
-    with Program(EXAMPLES / "fraud_rules.py", tmp_path, "--epochs", "9") as run:
-        run.finish()
-    found = {(row["card"], row["payment"], row["rule"]) for row in rows(tmp_path / "alerts")}
-    assert {
-        ("card-7", 90 * 50 + 7, "small, then large"),
-        ("card-11", 200 * 50 + 11, "3 countries"),
-        ("card-11", 300 * 50 + 11, "4 countries"),
-        ("card-13", 20 * 50 + 13, "small, then nothing"),
-    } <= found
-    assert {card for card, _, _ in found} == {"card-7", "card-11", "card-13"}
-    assert len(rows(tmp_path / "alerts")) == len(found)
+def test_fraud_rules_finds_what_the_input_hides_while_the_rules_change(tmp_path: Path) -> None:
+    """Ten epochs of 2,000 payments. A rule holds for all payments of the epoch in which it comes, and no others."""
+    with Program(EXAMPLES / "fraud_rules.py", tmp_path) as run:
+        lines = run.finish()
+    found = sorted((row["card"], row["payment"], row["rule"]) for row in rows(tmp_path / "alerts"))
+    cards = [14 if i % 50 == 13 else i % 50 for i in range(20_000)]
+    tried = [(f"card-{cards[i]}", i, "over 98.00") for i in range(14_000, 16_000) if i % 80 == 79]
+    assert found == sorted(
+        [
+            *tried,
+            ("card-7", 90 * 50 + 7, "small, then large"),
+            ("card-11", 200 * 50 + 11, "3 countries"),  # four of them, in epoch 7, are no alert any more
+            ("card-13", 20 * 50 + 13, "small, then nothing"),
+        ]
+    )
+    assert [" ".join(line.split()) for line in lines[-2:]] == [
+        "small, then large card-7",
+        "small, then nothing card-13",
+    ]
+
+
+@pytest.mark.spark
+def test_silent_devices_are_told_once_and_again_when_they_are_back(tmp_path: Path) -> None:
+    with Program(EXAMPLES / "silent_devices.py", tmp_path) as run:
+        lines = run.finish()
+    start = 1_700_000_000 - 800
+    found = [
+        (row["device"], row["what"], row["ms"] // 1000 - start, row["seconds"])
+        for row in rows(tmp_path / "device-alerts")
+    ]
+    assert sorted(found) == [
+        ("device-13", "silent", 99, 30),
+        ("device-5", "back", 93, 33),
+        ("device-5", "silent", 60, 30),
+        ("device-7", "back", 150, 91),
+        ("device-7", "silent", 59, 30),
+    ]
+    assert lines[-1] == "second  150: device-7 is back after 91 seconds"
+
+
+@pytest.mark.spark
+def test_online_learning_predicts_before_it_learns_and_gets_better(tmp_path: Path) -> None:
+    """Every prediction is that of the same regression in plain Python, over the rows before it."""
+    with Program(EXAMPLES / "online_learning.py", tmp_path) as run:
+        lines = run.finish()
+    made = sorted(rows(tmp_path / "predictions"), key=lambda row: row["delivery"])
+    assert [row["delivery"] for row in made] == list(range(8000))
+    shops = {
+        "harbour": (5.0, 3.0, 0.5),
+        "market": (12.0, 6.0, 1.0),
+        "station": (8.0, 4.5, 0.0),
+        "uptown": (20.0, 2.0, 2.0),
+    }
+    models = {shop: np.zeros(3) for shop in shops}
+    for row in made:
+        chance = random.Random(row["delivery"])
+        features = np.array([1.0, chance.uniform(-1, 1), chance.uniform(-1, 1)])
+        weights = models[row["shop"]]
+        assert row["predicted"] == pytest.approx(float(weights @ features), abs=1e-9)
+        weights -= 0.05 * (weights @ features - row["minutes"]) * features
+    for shop, truth in shops.items():
+        assert models[shop] == pytest.approx(truth, abs=0.6)
+        errors = [abs(row["predicted"] - row["minutes"]) for row in made if row["shop"] == shop]
+        assert np.mean(errors[-50:]) < np.mean(errors[:50]) / 2
+        assert np.mean(errors[-50:]) < 0.7, "the noise alone is 0.4"
+    assert [line.split()[0] for line in lines[-4:]] == sorted(shops)

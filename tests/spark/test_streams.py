@@ -10,15 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 from tests.spark.lab import Lab
 from tests.spark.oracle import numbered_rows, ship
 
 from cairn import (
     FileSink,
     InvalidInputError,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
+    ListStateDescriptor,
     MapFunction,
+    MapStateDescriptor,
     OutputTag,
+    ProcessJoinFunction,
+    StateTtlConfig,
+    Time,
     Types,
     UserFunctionError,
     ValueStateDescriptor,
@@ -144,6 +151,63 @@ def test_what_streams_refuse(lab: Lab, calls: Path) -> None:
         rows.transform(lambda df: df.dropDuplicates(["key"]))
     with pytest.raises(InvalidInputError, match="the uid 'marks' is used twice"):
         rows.key_by("key").process(Marks(calls), "key string, mark bigint", uid="marks")
+
+
+class Nothing(KeyedCoProcessFunction):
+    def process_element1(self, value: Any, ctx: Any) -> None: ...
+    def process_element2(self, value: Any, ctx: Any) -> None: ...
+
+
+class NoPairs(ProcessJoinFunction):
+    def process_element(self, left: Any, right: Any, ctx: Any) -> None: ...
+
+
+def test_what_two_streams_refuse(lab: Lab) -> None:
+    """Definitions of connected, broadcast and joined streams that cannot work say so where they are made."""
+    env = lab.env()
+    plain = lab.stream(env)
+    timed = plain.transform(lambda df: df.withColumn("at", F.timestamp_millis("seq"))).with_watermark("at", "0 seconds")
+    keyed, by_number, with_time = plain.key_by("key"), plain.key_by("seq"), timed.key_by("key")
+    turned = plain.transform(lambda df: df.select("seq", "key", "amount"))
+    rules = MapStateDescriptor("rules", "string", "bigint")
+    numbers: Any = ListStateDescriptor("numbers", "int")
+    old = MapStateDescriptor("old", "string", "bigint")
+    old.enable_time_to_live(StateTtlConfig.new_builder(Time.hours(1)).build())
+    pairs = with_time.interval_join(with_time)
+    minute: Any = "1 minute"
+    other: Any = lab.stream(lab.env())
+    unkeyed: Any = timed
+    function: Any = Count()
+    refused: list[tuple[Any, str]] = [
+        (lambda: plain.union(plain, turned), r"union: the streams have different columns.*transform"),
+        (lambda: keyed.connect(by_number), r"keys of different types, \(string\) and \(bigint\).*cast a column"),
+        (lambda: plain.connect(plain).key_by("key", "seq"), "keys of different types"),
+        (lambda: plain.connect(plain).key_by(["key", "seq"], "key"), "key"),
+        (lambda: keyed.connect(unkeyed), "one of the two streams is keyed and the other is not; key both"),
+        (lambda: plain.connect(other), "two environments"),
+        (lambda: plain.connect(plain).process(Nothing(), "n int", uid="x"), "without keys takes a CoProcessFunction"),
+        (lambda: keyed.connect(keyed).process(function, "n int", uid="x"), "takes a KeyedCoProcessFunction, not Count"),
+        (lambda: plain.broadcast(numbers), "broadcast takes MapStateDescriptors, not ListStateDescriptor"),
+        (lambda: plain.broadcast(old), "'old' cannot have a time to live"),
+        (lambda: plain.broadcast(rules, rules), "two states with the name 'rules'"),
+        (lambda: keyed.connect(plain.broadcast(rules)).process(function, "n int", uid="x"),
+         "with keys takes a KeyedBroadcastProcessFunction, not Count"),
+        (lambda: keyed.interval_join(keyed), "the left stream has no event time; declare it with"),
+        (lambda: with_time.interval_join(keyed), "the right stream has no event time"),
+        (lambda: with_time.interval_join(unkeyed), r"takes a keyed stream, not DataStream: call key_by"),
+        (lambda: with_time.interval_join(timed.key_by("seq")), "keys of different types"),
+        (lambda: pairs.process(NoPairs(), "n int", uid="x"), r"call between\(lower, upper\) before process"),
+        (lambda: pairs.between(Time.seconds(5), Time.seconds(-5)), "lower bound, 5000 ms, is above the upper one, -5"),
+        (lambda: pairs.between(0, minute), r"a bound is a Time such as Time.seconds\(-5\).*not '1 minute'"),
+        (lambda: pairs.between(7, 7).upper_bound_exclusive().process(NoPairs(), "n int"), "no time lies between"),
+        (lambda: keyed.join(keyed, how="left"), r"a left join needs between=\(lower, upper\)"),
+        (lambda: keyed.join(keyed, how="outer"), "how is one of inner, left, right, full, not 'outer'"),
+        (lambda: keyed.join(keyed, ttl=Time.seconds(0)), r"ttl is a positive Time such as Time.hours\(1\)"),
+        (lambda: with_time.join(with_time, between=(0, 5), ttl=Time.hours(1)), "leave out ttl"),
+    ]  # fmt: skip
+    for make, message in refused:
+        with pytest.raises(InvalidInputError, match=message):
+            make()
 
 
 def test_side_output_that_nobody_reads_fails_the_epoch(lab: Lab, calls: Path) -> None:

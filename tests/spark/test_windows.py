@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from tests.spark.checkpoint_lab import processed
 from tests.spark.lab import Lab
 from tests.spark.oracle import ship, write_file
 
@@ -182,6 +183,47 @@ def test_windows_go_on_after_a_restart_at_another_parallelism(lab: Lab) -> None:
     assert lab.written(lab.folder / "sessions") == sorted([*sessions, ("u0", 3999, 4999, 1), ("u0", 5100, 6100, 1)])
 
 
+def test_a_savepoint_of_open_windows_goes_on_at_another_parallelism(lab: Lab) -> None:
+    """Sums in columns, sessions and count windows, stopped with all of them open, and started as another job."""
+    columns = "f0 string, f1 bigint"
+    users = [f"u{n}" for n in range(20)]
+    lives: tuple[list[list[Any]], ...] = (
+        [[(user, 1000 + n) for n, user in enumerate(users)], [*[(user, 1500) for user in users], ("u0", 1900)]],
+        [[*[(user, 1950) for user in users[::2]], ("u0", 3100)], [("z", 100_000)], [("z", 100_001)]],
+    )
+    settings: dict[str, Any] = {}
+    for life, (portions, parallelism) in enumerate(zip(lives, (2, 3), strict=True)):
+        for portion in portions:
+            lab.feed_file(portion, columns)
+        env = lab.env(parallelism, **settings)
+        keyed = timed(lab.stream(env, columns)).key_by("f0")
+        outputs = {
+            "sums": keyed.window(TumblingEventTimeWindows.of(Time.seconds(2))).sum("f1", uid="sums"),
+            "sessions": keyed.window(EventTimeSessionWindows.with_gap(Time.seconds(1))).process(
+                CountWindowProcessFunction(), COUNTED, uid="sessions"
+            ),
+            "threes": keyed.count_window(3).sum("f1", uid="threes"),
+        }
+        for name, stream in outputs.items():
+            stream.sink_to(FileSink(str(lab.folder / f"{name}-{life}")), uid=f"to-{name}")
+        if life == 0:
+            job = env.set_trigger(processing_time="0 seconds").execute_async("first")
+            processed(job, 41)
+            settings = {"execution.state-recovery.path": job.stop_with_savepoint(str(lab.folder / "sp")).path}
+        else:
+            env.execute("second")
+    found = {name: lab.written(lab.folder / name) for name in ("sums-1", "sessions-1", "threes-0", "threes-1")}
+    assert lab.written(lab.folder / "sums-0") == lab.written(lab.folder / "sessions-0") == []
+    sums = {user: 2500 + n + (0 if n % 2 else 1950) + (0 if n else 1900) for n, user in enumerate(users)}
+    assert [(row[0], int(row[1].timestamp()), row[3]) for row in found["sums-1"]] == sorted(
+        [*[(user, 0, total) for user, total in sums.items()], ("u0", 2, 3100)]
+    )
+    sessions = [(user, 1000 + n, 2500 if n % 2 else 2950, 2 if n % 2 else 3) for n, user in enumerate(users) if n]
+    assert found["sessions-1"] == sorted([*sessions, ("u0", 1000, 2950, 4), ("u0", 3100, 4100, 1)])
+    assert found["threes-0"] == [("u0", 1000 + 1500 + 1900)]
+    assert found["threes-1"] == sorted((user, 4450 + n) for n, user in enumerate(users) if n and n % 2 == 0)
+
+
 def test_starts_that_spark_computes_are_those_of_the_assigner(lab: Lab) -> None:
     """Also before 1970, with offsets, with gaps between windows; a row without time stays, so that it can be told."""
     times = [-1001, -1, 0, 1, 999, 1000, 12_345]
@@ -201,6 +243,9 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
     keyed = stream.key_by("user")
     window = TumblingEventTimeWindows.of(Time.seconds(1))
     wrong: Any = SumWindowFunction
+    counts = stream.with_watermark("at", "1 second").key_by("user").window(window).process(
+        CountWindowProcessFunction(), "user string, first timestamp, last timestamp, n bigint", uid="counts"
+    )  # fmt: skip
     for make, message in (
         (lambda: stream.with_watermark("v", "1 second"), "column 'v' has type bigint, which is no time"),
         (lambda: stream.with_watermark("w", "1 second"), "there is no column 'w'"),
@@ -215,6 +260,10 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
         (lambda: keyed.count_window(2).process(wrong, "n int"), "takes a ProcessWindowFunction"),
         (lambda: stream.with_watermark("at", "1 second").key_by("user").window(window).sum("v", uid="s"),
          "the stream has a column 'window_start'"),
+        (lambda: counts.with_watermark("last", "1 second"), "event-time windows of 'counts', which wait for the water"),
+        (lambda: counts.map(lambda row: row).transform(lambda df: df.withWatermark("last", "1 second")),
+         "transform: the rows come from the event-time windows of 'counts'.*second job"),
+        (lambda: counts.key_by("user").window(window), "works on event time, and the stream has none"),
     ):  # fmt: skip
         with pytest.raises(InvalidInputError, match=message):
             make()

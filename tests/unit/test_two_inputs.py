@@ -167,6 +167,47 @@ def test_broadcast_state_cannot_be_written_by_the_keyed_side() -> None:
         assert harness.operator_state("rules") == [{"limit": 5}]
 
 
+HISTORY = MapStateDescriptor("history", "string", "struct<names:array<string>,weight:double>")
+
+
+class TwoMaps(KeyedBroadcastProcessFunction):
+    """The values of a rule in one broadcast map, the order in which its changes came in another."""
+
+    def process_broadcast_element(self, value: Any, ctx: Any) -> None:
+        rules, history = ctx.get_broadcast_state(RULES), ctx.get_broadcast_state(HISTORY)
+        before = history.get("all")
+        names = [*(before.names if before is not None else ()), f"{value.name}={value.value}"]
+        history.put("all", (names, float(len(names))))
+        rules.put(value.name, value.value)
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        told = ctx.get_broadcast_state(HISTORY)["all"]
+        if value.card == "cheat":
+            ctx.get_broadcast_state(HISTORY).clear()
+        yield value.card, " ".join(told.names), ctx.get_broadcast_state(RULES).get("b")
+
+
+def test_two_broadcast_states_of_one_stream_change_in_the_order_of_its_elements() -> None:
+    with TwoInputHarness(
+        TwoMaps(), ("card", None), (PAYMENTS, LIMITS), "card string, told string, b bigint", parallelism=3,
+        broadcast=[RULES, HISTORY],
+    ) as harness:  # fmt: skip
+        cards = [(f"c{n}", n) for n in range(6)]
+        harness.push1(*cards)
+        harness.push2(("b", 2), ("a", 1), ("b", 1))
+        assert sorted(harness.run_epoch()) == [(card, "b=2 a=1 b=1", 1) for card, _ in cards]
+        for parallelism in (5, 1, 2):
+            harness.restart(parallelism=parallelism)
+            harness.fail_epoch()
+            harness.push2(("b", parallelism))
+            harness.run_epoch()
+        harness.push1(*cards)
+        assert sorted(harness.run_epoch()) == [(card, "b=2 a=1 b=1 b=5 b=1 b=2", 2) for card, _ in cards]
+        harness.push1(("cheat", 0))
+        with pytest.raises(StateMisuseError, match="broadcast state 'history' can be changed in process_broadcast_el"):
+            harness.run_epoch()
+
+
 class Unknown(BroadcastProcessFunction):
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
         yield value, ctx.get_broadcast_state(RULES).get("limit") or 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
+from cairn import MapStateDescriptor
 from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.ddl import as_type, parse_columns, parse_type
 from cairn.model.types import PICKLE, DataType, Types
@@ -173,3 +176,27 @@ def test_errors_show_a_bounded_part_of_the_value() -> None:
     with pytest.raises(StateTypeError) as caught:
         parse_type("int").to_storage("x" * 10_000)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("double", 1.5),
+        ("float", 0.5),
+        ("array<double>", [1.5]),
+        ("map<string,struct<n:bigint,`odd name`:float>>", {"k": (1, 0.5)}),
+        ("struct<a:decimal(5,2),b:array<int>>", (Decimal("1.25"), [1])),
+        ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("pickle", {"any": "thing"}),
+    ],
+)
+def test_types_and_descriptors_travel_to_workers(ddl: str, value: Any) -> None:
+    """Broadcast states are a part of what workers are sent; a function may hold any descriptor."""
+    dtype = parse_type(ddl)
+    for dumped in (pickle.dumps(dtype), cloudpickle.dumps(dtype)):  # type: ignore[no-untyped-call]
+        there = pickle.loads(dumped)
+        assert there == dtype
+        assert there.storage is dtype.storage
+        assert there.from_storage(there.to_storage(value)) == dtype.from_storage(dtype.to_storage(value))
+    descriptor = MapStateDescriptor("rules", "string", ddl)
+    assert pickle.loads(pickle.dumps(descriptor)).value_type == dtype

@@ -74,6 +74,8 @@ class Function(Node):
         self.make = make
         self.parallelism = parallelism
         self.sides: list[OutputTag] = []
+        self.awaits_watermark = False
+        """Its rows come when the watermark has moved, as those of event-time windows do."""
         self.main = Output(self, 0)
         self.outputs = [self.main]
 

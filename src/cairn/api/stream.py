@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructField, StructType
 
-from cairn.api.graph import Derived, Function, Given, Node, Output
+from cairn.api.graph import Derived, Function, Given, Node, Output, functions_of
 from cairn.api.plans import (
     OutputType,
     arrow_schema_of,
@@ -122,6 +122,8 @@ class DataStream:
         if not made.isStreaming:
             raise InvalidInputError("transform: the function gave a DataFrame that is not made of the stream")
         refuse_native_state(made)
+        if event_time_of(made.schema) >= 0 and event_time_of(self.df.schema) < 0:
+            _refuse_behind_windows(node, "transform")
         return DataStream(self.env, node=node)
 
     def with_watermark(self, column: str, delay: Time | str) -> DataStream:
@@ -142,6 +144,7 @@ class DataStream:
                 f"transform(lambda df: df.withColumn('{column}', F.timestamp_millis('{column}')))"
             )
         node = Derived([self.node], lambda df: df.withWatermark(column, delay))
+        _refuse_behind_windows(node, "with_watermark")
         try:
             node.frame()
         except Exception as error:
@@ -323,6 +326,20 @@ class DataStream:
         refuse_native_state(self.df)
         sink.uid = self.env._claim_uid(uid, f"sink-{sink.kind}", "sink")
         self.env._add_sink(self, sink)
+
+
+def _refuse_behind_windows(node: Node, call: str) -> None:
+    """A job has one watermark, the smallest of all that are declared: one made of windows' results would hold back
+    the one that the windows wait for, and nothing would ever move.
+    """
+    for function in functions_of([node]):
+        if function.awaits_watermark:
+            raise InvalidInputError(
+                f"{call}: the rows come from the event-time windows of '{function.uid}', which wait for the watermark; "
+                "one that is made of their results would hold it back, and neither would ever move. Combine the "
+                "results without event time, as in key_by(...).sum(...), or write them to a sink and read them in a "
+                "second job"
+            )
 
 
 def _checked_key(key: Any) -> str | Column:

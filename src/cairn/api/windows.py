@@ -8,6 +8,7 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from cairn.api.graph import Output
 from cairn.api.keyed import KeyedStream
 from cairn.api.plans import OutputType, event_time_of, output_type_of
 from cairn.api.stream import DataStream, Declared
@@ -194,6 +195,8 @@ class WindowedStream:
 
     def _with_late(self, made: DataStream) -> DataStream:
         """The side output of late rows is there whether it is read or not."""
+        assert isinstance(made.node, Output)
+        made.node.function.awaits_watermark = self._plan.assigner.is_event_time()
         if self._plan.late is not None:
             made.get_side_output(self._plan.late)
         return made

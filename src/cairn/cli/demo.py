@@ -361,5 +361,5 @@ def _suggest(kept: Path | None, out: Output) -> None:
     out.line("Try next:")
     again = "cairn demo --epochs 20 --rows 100000"
     out.line(f"  {again:<40} the same with more data" + ("" if kept else " (--keep keeps the files)"))
-    out.line(f"  {'cairn run examples/fraud_rules.py':<40} several states and timers per key")
+    out.line(f"  {'cairn run examples/fraud_rules.py':<40} rules that change, states and timers per card")
     out.line(f"  {'cairn doctor':<40} check this machine before running jobs of your own")

@@ -271,6 +271,7 @@ class EpochLoop:
             run_token=self._run_token,
             epoch=epoch,
             watermark=END_OF_TIME if self.draining else self._watermark(watermark),
+            row_watermark=self._watermark(watermark) if self.draining else None,
             end_of_time=self.draining,
             time_ms=max(time_ms, current.time_ms) if current is not None else time_ms,
             parent=current.epoch if current is not None else -1,

@@ -174,13 +174,20 @@ class EpochContext(msgspec.Struct, frozen=True, omit_defaults=True):
     checkpoint: int = 0
     """The newest checkpoint whose barrier this epoch carries, or 0."""
     notices: list[tuple[int, bool]] = []
+    """Checkpoints that ended since the last epoch: number, and whether it completed."""
     end_of_time: bool = False
-    """The last epoch of a job that is drained: every event-time timer fires, also those that its rows register."""
+    """The last epoch of a job that is drained: after its rows every event-time timer fires, also those they set."""
+    row_watermark: int | None = None
+    """The watermark up to the last row of that epoch, where it is another one than in the end."""
     own_stores: bool = False
     """Without local recovery: working stores are this run's own, and those of earlier runs are removed."""
     write_portion: int = 0
     """Bytes that one call to the storage writes; 0 for all at once."""
-    """Checkpoints that ended since the last epoch: number, and whether it completed."""
+
+    @property
+    def seen_watermark(self) -> int:
+        """The watermark that the rows of the epoch see."""
+        return self.watermark if self.row_watermark is None else self.row_watermark
 
 
 class TaskMetrics(msgspec.Struct, frozen=True, omit_defaults=True):

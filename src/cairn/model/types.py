@@ -86,6 +86,9 @@ class DataType:
     def __hash__(self) -> int:
         return hash(self.ddl)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revived, (self.ddl,)  # its functions hold encoders, which cannot travel to workers
+
     def __repr__(self) -> str:
         return f"DataType({self.ddl!r})"
 
@@ -93,6 +96,12 @@ class DataType:
     def plain(self) -> bool:
         """True when the stored form is the user's value itself."""
         return self.exact is not None
+
+
+def _revived(ddl: str) -> DataType:
+    from cairn.model.ddl import parse_type  # it is built on this module
+
+    return parse_type(ddl)
 
 
 def _same(value: Any) -> Any:

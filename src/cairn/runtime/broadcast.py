@@ -105,7 +105,7 @@ class _Times:
         return self._context.time_ms
 
     def current_watermark(self) -> int:
-        return self._context.watermark
+        return self._context.seen_watermark
 
 
 class WriteContext(_Times):
@@ -143,6 +143,9 @@ class KeyedReadContext(ElementContext, _Times):
         super().__init__(slots, codec, timers)
         self._states = states
         self._context = context
+
+    def current_watermark(self) -> int:
+        return self._timers.current_watermark()
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:
         return self._states.view_of(state_descriptor)

@@ -36,7 +36,7 @@ class UnkeyedTimerService:
         return self._context.time_ms
 
     def current_watermark(self) -> int:
-        return self._context.watermark
+        return self._context.seen_watermark
 
     def register_event_time_timer(self, timestamp: int) -> None:
         raise StateMisuseError(

@@ -17,8 +17,6 @@ from cairn.model.process import KeyedCoProcessFunction, ProcessJoinFunction
 from cairn.runtime.simple import checked_rows
 
 LEFT, RIGHT = 0, 1
-_END = (1 << 63) - 1
-"""The watermark of the last epoch of a job that is drained."""
 
 
 class JoinContext:
@@ -90,7 +88,7 @@ class IntervalJoin(KeyedCoProcessFunction):
                 f"a row of the {('left', 'right')[side]} side of an interval join has no event time: filter out rows "
                 "whose time is null"
             )
-        if at < ctx.timer_service().current_watermark() < _END:  # at the end of time nothing is late
+        if at < ctx.timer_service().current_watermark():
             tag = self._late[side]
             if tag is not None:
                 yield tag, value

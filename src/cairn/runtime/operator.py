@@ -44,6 +44,7 @@ from cairn.runtime.outputs import output_builder
 from cairn.runtime.registry import StateRegistry
 from cairn.runtime.spec import InputSpec as InputSpec
 from cairn.runtime.spec import OperatorSpec as OperatorSpec
+from cairn.runtime.timer_service import TaskTimerService as TaskTimerService
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
 from cairn.storage.statefile import Section
@@ -131,38 +132,6 @@ class TaskRuntimeContext:
 
     def get_raw_state(self, name: str) -> Any:
         return self._get(RawStateDescriptor(name), RawStateDescriptor)
-
-
-class TaskTimerService:
-    """`TimerService` of one task. Watermark and processing time are those of the epoch, and stand still within it."""
-
-    def __init__(self, registry: StateRegistry, context: EpochContext) -> None:
-        self._event = registry.timers[TimeDomain.EVENT_TIME]
-        self._processing = registry.timers[TimeDomain.PROCESSING_TIME]
-        self._watermark = context.watermark
-        self._time = context.time_ms
-        self.end_of_time = context.end_of_time
-        """This is the last epoch of a job that is drained."""
-        self.rows_to_come = False
-        """Timers fire at the end of event time, but rows of that last epoch are still to come."""
-
-    def current_processing_time(self) -> int:
-        return self._time
-
-    def current_watermark(self) -> int:
-        return self._watermark
-
-    def register_event_time_timer(self, timestamp: int) -> None:
-        self._event.register(timestamp)
-
-    def register_processing_time_timer(self, timestamp: int) -> None:
-        self._processing.register(timestamp)
-
-    def delete_event_time_timer(self, timestamp: int) -> None:
-        self._event.delete(timestamp)
-
-    def delete_processing_time_timer(self, timestamp: int) -> None:
-        self._processing.delete(timestamp)
 
 
 class ElementContext:
@@ -269,6 +238,7 @@ class ProcessOperator:
     def fire_last_timers(self) -> Iterator[pa.RecordBatch]:
         """In the last epoch of a drained job, after its rows: fire what is left of event time, until nothing is."""
         before = -1
+        self._timer_service.end_rows()
         while self._context.end_of_time and self.fired != before:
             before = self.fired
             yield from self.fire_timers(after_rows=True)
@@ -281,7 +251,8 @@ class ProcessOperator:
         on_timer = self._function.on_timer
         extend = self._collector(outputs, on_timer)
         self._timer_service.rows_to_come = self._context.end_of_time and not after_rows
-        due = ((TimeDomain.EVENT_TIME, self._context.watermark), (TimeDomain.PROCESSING_TIME, self._context.time_ms))
+        reached = self._timer_service.current_watermark()
+        due = ((TimeDomain.EVENT_TIME, reached), (TimeDomain.PROCESSING_TIME, self._context.time_ms))
         for domain, now in due:
             if now == NO_WATERMARK or (after_rows and domain is TimeDomain.PROCESSING_TIME):
                 continue

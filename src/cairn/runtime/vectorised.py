@@ -36,7 +36,7 @@ class BatchContext:
     def __init__(self, chunk: KeyedChunk, registry: StateRegistry, spec: OperatorSpec, context: EpochContext) -> None:
         self.key_index: np.ndarray[Any, Any] = chunk.key_index
         self.num_keys = len(chunk.key_slots)
-        self.watermark = context.watermark
+        self.watermark = context.seen_watermark
         self.processing_time = context.time_ms
         self.epoch = context.epoch
         self._key_slots = chunk.key_slots

@@ -1,0 +1,110 @@
+"""The last epoch of a drained job: its rows come before the end of event time, for functions and joins alike."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+from cairn import (
+    KeyedBroadcastProcessFunction,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    ProcessJoinFunction,
+    ValueStateDescriptor,
+)
+from cairn.runtime.joins import IntervalJoin
+from cairn.testing import KeyedProcessHarness, TwoInputHarness
+
+END = (1 << 63) - 1
+ROWS = "k string, ts timestamp"
+TOLD = "k string, what string, at bigint, watermark bigint"
+RULES = MapStateDescriptor("rules", "string", "bigint")
+
+
+def at(ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+
+def drained(harness: Any) -> list[Any]:
+    harness._loop.draining = True
+    return sorted(harness.run_epoch())
+
+
+class Silence(KeyedProcessFunction):
+    """Every row moves the timer of its key to 50 ms later."""
+
+    def open(self, runtime_context: Any) -> None:
+        self.due = runtime_context.get_state(ValueStateDescriptor("due", "bigint"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        timers = ctx.timer_service()
+        if self.due.value() is not None:
+            timers.delete_event_time_timer(self.due.value())
+        self.due.update(ctx.timestamp() + 50)
+        timers.register_event_time_timer(self.due.value())
+        yield value.k, "row", ctx.timestamp(), timers.current_watermark()
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        yield ctx.get_current_key(), "timer", timestamp, ctx.timer_service().current_watermark()
+
+
+def test_a_timer_that_a_row_of_the_last_epoch_moves_fires_once_and_after_it() -> None:
+    with KeyedProcessHarness(Silence(), "k", ROWS, TOLD, event_time="ts") as harness:
+        harness.push(("a", at(100)), ("b", at(10)), ("c", at(100)))
+        harness.run_epoch()
+        harness.advance_watermark(70)
+        harness.push(("a", at(120)), ("b", at(75)))
+        assert drained(harness) == [
+            ("a", "row", 120, 70),
+            ("a", "timer", 170, END),
+            ("b", "row", 75, 70),
+            ("b", "timer", 60, 70),  # due by the watermark of the sources: before the rows, as in any epoch
+            ("b", "timer", 125, END),
+            ("c", "timer", 150, END),
+        ]
+        assert harness.timers() == []
+
+
+class Watermarks(KeyedBroadcastProcessFunction):
+    def process_broadcast_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield value.name, "rule", 0, ctx.current_watermark()
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        ctx.timer_service().register_event_time_timer(ctx.timestamp() + 50)
+        yield value.k, "row", ctx.timestamp(), ctx.current_watermark()
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
+        yield ctx.get_current_key(), "timer", timestamp, ctx.current_watermark()
+
+
+def test_broadcast_elements_and_rows_see_the_watermark_of_the_sources() -> None:
+    with TwoInputHarness(
+        Watermarks(), ("k", None), (ROWS, "name string"), TOLD, event_time=("ts", None), broadcast=[RULES]
+    ) as harness:
+        harness.advance_watermark(70)
+        harness.push1(("a", at(100)))
+        harness.push2(("r",))
+        assert drained(harness) == [("a", "row", 100, 70), ("a", "timer", 150, END), ("r", "rule", 0, 70)]
+
+
+class Pairs(ProcessJoinFunction):
+    def process_element(self, left: Any, right: Any, ctx: Any) -> Iterator[Any]:
+        yield (left or right).k, left and left.n, right and right.n
+
+
+def test_rows_of_the_last_epoch_find_their_partners_of_earlier_ones() -> None:
+    row = "struct<k:string,ts:timestamp,n:bigint>"
+    rows = "k string, ts timestamp, n bigint"
+    function = IntervalJoin(Pairs(), (-5, 5), (row, row), (True, True))
+    with TwoInputHarness(
+        function, ("k", "k"), (rows, rows), "k string, n bigint, m bigint", event_time=("ts", "ts")
+    ) as harness:
+        harness.push1(("x", at(100), 1), ("y", at(100), 2))
+        harness.run_epoch()
+        harness.advance_watermark(100)
+        harness.push2(("x", at(104), 3), ("z", at(200), 4), ("y", at(99), 5))  # the last one is late
+        harness._loop.draining = True
+        assert sorted(harness.run_epoch(), key=repr) == [("x", 1, 3), ("y", 2, None), ("z", None, 4)]
+        assert harness.timers() == []
+        assert [harness.state(name, key) for name in ("left", "right") for key in "xyz"] == [{}] * 6
