@@ -117,19 +117,21 @@ def _level(share: float) -> str:
 
 
 def plan(job: JobView) -> Document:
-    """Nodes and what they read, for the job graph. Operators stand in the order of the job."""
+    """The job graph, every node after those that it reads."""
+    parallelism = {operator.uid: operator.parallelism for operator in job.operators}
     nodes: list[Document] = []
-    before: list[str] = []
-    for number, name in enumerate(job.sources):
-        nodes.append({"id": f"source-{number}", "kind": "source", "description": name, "inputs": []})
-        before.append(f"source-{number}")
-    for operator in job.operators:
-        nodes.append({"id": operator.uid, "kind": "operator", "description": operator.name, "inputs": before})
-        before = [operator.uid]
-    nodes.extend(
-        {"id": sink["uid"], "kind": "sink", "description": sink.get("kind", "sink"), "inputs": before}
-        for sink in job.sinks
-    )
+    for vertex_ in job.graph:
+        inputs = [
+            {
+                "num": number,
+                "id": link.id,
+                "ship_strategy": link.ship,
+                **({"side_output": link.side} if link.side else {}),
+            }
+            for number, link in enumerate(vertex_.inputs)
+        ]
+        node = {"id": vertex_.id, "kind": vertex_.kind, "description": vertex_.name, "inputs": inputs}
+        nodes.append(node | {"parallelism": parallelism[vertex_.id]} if vertex_.id in parallelism else node)
     return {"jid": job.job_id, "name": job.name, "nodes": nodes}
 
 
