@@ -15,7 +15,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import words
 from cairn.view.reading import JobReader
-from cairn.web import charts
+from cairn.web import charts, graph
 
 PAGES = [
     "", f"/operators/{UID}", "/checkpoints", "/checkpoints/history", "/checkpoints/summary",
@@ -165,9 +165,9 @@ def test_a_job_without_anything_has_pages(tmp_path: Path) -> None:
 
 def test_colours_of_the_graph_are_flinks(root: Path) -> None:
     operator = JobReader(str(root / JOB)).view().operators[0]
-    assert charts._blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 0) == (0x5D, 0xB1, 0xFF)
-    assert charts._blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 1) == (0xEE, 0x64, 0x64)
-    assert re.fullmatch(r"#[0-9a-f]{6}", charts.colour_of(operator))
+    assert graph.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 0) == (0x5D, 0xB1, 0xFF)
+    assert graph.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 1) == (0xEE, 0x64, 0x64)
+    assert re.fullmatch(r"#[0-9a-f]{6}", graph.colour_of(operator))
 
 
 def test_a_chart_keeps_its_peaks_and_its_bounds() -> None:

@@ -59,8 +59,7 @@ def _picture(job: JobView, down: bool) -> Markup:
     layout = arrange(inputs, high, wide, 40, 12) if down else arrange(inputs, wide, high, 64, 18)
     parts: list[Markup] = []
     for vertex in job.graph:
-        for link in _merged(vertex.inputs):
-            parts.append(_edge(layout, link, vertex.id, wide, high, down))
+        parts += [_edge(layout, link, vertex.id, wide, high, down) for link in _merged(vertex.inputs)]
     parts += [_node(job, vertex, _turned(layout.places[vertex.id], down), wide, high) for vertex in job.graph]
     across, along = layout.across + 2, layout.along + 2
     width, height = (across, along) if down else (along, across)

@@ -17,7 +17,7 @@ _PASSING = 18.0
 
 @dataclass(frozen=True)
 class Layout:
-    """`places` are the corners of the nodes, `ways` the points that each edge (from, to) passes in the layers between."""
+    """`places` are the corners of the nodes, `ways` the points that an edge (from, to) passes in layers between."""
 
     places: dict[str, Place]
     ways: dict[tuple[str, str], list[Place]]
