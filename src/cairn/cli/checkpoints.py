@@ -10,11 +10,13 @@ import difflib
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.output import ExitCode, Output, printable
+from cairn.cli.progress import Step, watching
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.coordinator.control import ask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
@@ -68,7 +70,7 @@ def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -
     if not infos:
         out.line(f"job {identity.job_id} has no checkpoints yet; take one with: cairn checkpoint {identity.job_id}")
         return ExitCode.OK
-    _table(identity, infos)
+    _table(identity, infos, out)
     return ExitCode.OK
 
 
@@ -83,6 +85,27 @@ def in_progress(files: LocalFileSystem) -> list[CheckpointInfo]:
         return msgspec.convert((answer or {}).get("checkpoints", []), type=list[CheckpointInfo])
     except (CairnError, OSError, msgspec.MsgspecError):
         return []  # a directory that cannot be written, or a job of another release: what has ended is still shown
+
+
+def following(files: LocalFileSystem, what: str, request: str = "") -> Callable[[], Step | None]:
+    """How far the checkpoint or savepoint is that was asked for: parts that are written, or subtasks that are done."""
+    since = int(time.time() * 1000) - 1000
+
+    def look() -> Step | None:
+        found = [info for info in in_progress(files) if info.request == request]
+        if not request:  # a checkpoint does not tell who asked for it: not one that was under way before
+            found = [info for info in found if info.trigger_ms >= since]
+        return step_of(found[0], what) if found else None
+
+    return look
+
+
+def step_of(info: CheckpointInfo, what: str) -> Step:
+    if info.parts:
+        return Step(f"writing {what} {info.id}", info.parts_done, info.parts, "parts")
+    if info.total:
+        return Step(f"{what} {info.id}", info.acknowledged, info.total, "subtasks")
+    return Step(f"{what} {info.id} waits for the end of the running epoch")
 
 
 def _alive(pid: int) -> bool:
@@ -110,13 +133,12 @@ def describe(info: CheckpointInfo) -> dict[str, Any]:
     return told
 
 
-def _table(identity: JobIdentity, infos: list[CheckpointInfo]) -> None:
+def _table(identity: JobIdentity, infos: list[CheckpointInfo], out: Output) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"checkpoints of {identity.name}"), box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=Text(printable(f"checkpoints of {identity.name}")), box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("id", "status", "type", "epoch"):
         table.add_column(name)
     for name in ("acknowledged", "triggered", "duration", "written", "full size"):
@@ -135,12 +157,9 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo]) -> None:
             f"{info.duration_ms:,} ms" if info.end_ms else "-",
             size(info.written_bytes),
             size(info.full_bytes),
-            Text(info.path if info.status is CheckpointStatus.COMPLETED else info.failure),
+            Text(printable(info.path if info.status is CheckpointStatus.COMPLETED else info.failure)),
         )
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=220)
-    console.print(table)
+    out.table(table)
 
 
 def _acknowledged(info: CheckpointInfo) -> str:
@@ -166,9 +185,8 @@ def size(count: int) -> str:
 
 def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout: float, out: Output) -> int:
     files, identity = open_job(job, directory)
-    if not out.as_json:
-        out.message(f"asking job {identity.job_id} for a checkpoint")
-    answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
+    with watching(out, f"asking job {identity.job_id} for a checkpoint", following(files, "checkpoint")):
+        answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer within {timeout:.0f} s",

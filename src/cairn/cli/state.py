@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from cairn.cli.checkpoints import size
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.output import ExitCode, Output, printable
 from cairn.cli.progress import progress
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.ddl import key_ddl
@@ -74,21 +74,19 @@ def _text(value: Any) -> str:
 def _table(
     out: Output, title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()
 ) -> None:
-    """A table for people; foreign text is shown as it is."""
+    """A table for people; what a terminal would act upon in foreign text is shown, not done."""
     if out.as_json:
         return
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left")
     for name in names:
-        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+        table.add_column(Text(printable(name)), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[Text(cell if isinstance(cell, str) else _text(cell)) for cell in row])
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+        table.add_row(*[Text(printable(cell if isinstance(cell, str) else _text(cell))) for cell in row])
+    out.table(table)
 
 
 def _head(snapshot: Snapshot) -> str:
@@ -227,7 +225,10 @@ def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, 
     for name, one, two in pairs:
         added = removed = changed = 0
         rows: list[dict[str, Any]] = []
-        with reading(first, second), progress(out, name.replace("\0", "."), steps(first, second)) as advance:
+        with (
+            reading(first, second),
+            progress(out, f"comparing {name.replace(chr(0), '.')}", steps(first, second)) as advance,
+        ):
             sides = [(one, two)] if one is None or two is None or _alike(one, two) else [(one, None), (None, two)]
             for old, new in sides:
                 for part in compared(first, old, second, new, advance):
@@ -322,7 +323,7 @@ def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
 def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, out: Output) -> int:
     pieces = ranges(snapshot, _PIECES)
     rows = 0
-    with open(path, "xb") as file, progress(out, state.name, len(pieces)) as advance:
+    with open(path, "xb") as file, progress(out, f"writing {state.name}", len(pieces)) as advance:
         writer: Any = None
         if kind == "parquet":
             writer = pq.ParquetWriter(file, state.schema, compression="zstd")
@@ -361,7 +362,7 @@ def verify(path: str, out: Output) -> int:
     """Read every byte of a snapshot and compare it with its checksums."""
     snapshot = open_snapshot(path)
     total = verified_bytes(snapshot)
-    with reading(snapshot), progress(out, "verifying", total, in_bytes=True) as advance:
+    with reading(snapshot), progress(out, "verifying", total, "bytes") as advance:
         problems = verified(snapshot, advance)
     damage = [problem for problem in problems if problem.damage]
     strange = [problem.path for problem in problems if not problem.damage]
