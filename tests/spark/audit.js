@@ -1,6 +1,6 @@
 (() => {
   const found = [];
-  const visible = (e) => e.getClientRects().length > 0 && getComputedStyle(e).visibility !== "hidden";
+  const visible = (e) => e.getClientRects().length > 0 && getComputedStyle(e).visibility !== "hidden" && (!e.closest("details:not([open])") || Boolean(e.closest("summary")));
   const name = (e) => (e.getAttribute("aria-label") || e.textContent || e.getAttribute("alt") || "").trim();
   if (!document.documentElement.lang) found.push("the page has no language");
   if (document.querySelectorAll("h1").length !== 1) found.push("there is not one h1");
@@ -74,6 +74,7 @@
     if (e.tagName === "BUTTON" && (area.width < 24 || area.height < 24)) found.push("too small to be hit: " + e.outerHTML.slice(0, 80));
   }
   if (before && before.focus) before.focus(); else document.activeElement.blur();
+  for (const e of document.querySelectorAll("*")) if (e.scrollLeft) e.scrollLeft = 0;
   window.scrollTo(0, 0);
   return found;
 })()

@@ -19,7 +19,7 @@ from cairn.api.graph import Derived, Function, Given, Node
 from cairn.view.reading import JobReader
 from cairn.view.records import JobView
 from cairn.view.topology import Link, Vertex, graph_of
-from cairn.web.graph import graph
+from cairn.web.graph import graph, source_words
 from cairn.web.layers import Layout, arrange
 
 
@@ -167,6 +167,20 @@ def test_the_picture_has_every_vertex_and_every_edge_twice(job: JobView) -> None
         assert int(width) > 0 < int(height)
     tall = int(re.findall(r'graph-tall.*?<svg width="(\d+)"', drawn)[0])
     assert tall <= 342, "two branches side by side fit a phone"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("FileStreamSource[file:/data/orders]", ("FileStreamSource", "/data/orders")),
+        ("rate-micro-batch{82775e9ea61f}", ("rate-micro-batch", "")),
+        ("KafkaV2[Subscribe[orders]]{0011223344}", ("KafkaV2", "Subscribe[orders")),
+        ("cairn-collection{orders}", ("cairn-collection", "orders")),
+        ("", ("", "")),
+    ],
+)
+def test_sources_are_named_for_people(name: str, words: tuple[str, str]) -> None:
+    assert source_words(name) == words
 
 
 def test_old_jobs_and_huge_ones(job: JobView, tmp_path: Path) -> None:

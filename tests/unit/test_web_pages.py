@@ -129,6 +129,17 @@ def test_what_is_not_there_is_a_page_as_well(web: TestClient, path: str) -> None
     assert "This cannot be shown" in answer.text
 
 
+def test_a_page_that_fails_is_a_page(web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr("cairn.web.pages.draw", broken)
+    answer = web.get(f"/jobs/{JOB}")
+    assert answer.status_code == 500
+    assert "nobody foresaw" in answer.text
+    assert "secret detail" not in answer.text
+
+
 def test_long_histories_have_pages(tmp_path: Path) -> None:
     folder = make_job(tmp_path)
     store = CheckpointStore(LocalFileSystem(str(folder)), 10_000)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.cli.checkpoints import describe, following, open_job, size
+from cairn.cli.checkpoints import describe, following, open_job
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress import watching
 from cairn.coordinator.control import ask
@@ -20,6 +20,7 @@ from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import local_root
+from cairn.view import words
 
 
 def take_savepoint(
@@ -99,9 +100,10 @@ def _asked(
     info = msgspec.convert(answer["checkpoint"], type=CheckpointInfo)
     out.document({**describe(info), "stopped": question["action"] == "stop"})
     ended = f"; job {identity.job_id} has stopped" if question["action"] == "stop" else ""
+    took = words.duration(info.duration_ms)
     out.line(
-        f"savepoint {info.id} of {identity.job_id} completed in {info.duration_ms} ms: epoch {info.epoch}, "
-        f"{size(info.savepoint_bytes)}{ended}"
+        f"savepoint {info.id} of {identity.job_id} completed in {took}: epoch {info.epoch}, "
+        f"{words.size(info.savepoint_bytes)}{ended}"
     )
     out.line(info.path)
     return ExitCode.OK

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import traceback
 from enum import IntEnum
@@ -135,13 +136,19 @@ class Output:
         if self.as_json:
             print(json_text(value))
 
+    @property
+    def columns(self) -> int:
+        """How wide tables may be: as the terminal is, or wide enough for their text in a pipe."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
+
     def table(self, table: Any) -> None:
-        """A table of rich: as wide as the terminal, or wide enough for its text in a pipe."""
+        """A table of rich; plain text in a pipe, whatever the environment says of colours."""
         from rich.console import Console
 
-        console = Console(no_color=not wants_colour(sys.stdout), highlight=False)
-        if not console.is_terminal:
-            console = Console(width=240, no_color=True, highlight=False)
+        if sys.stdout.isatty():
+            console = Console(no_color=not wants_colour(sys.stdout), highlight=False)
+        else:
+            console = Console(width=self.columns, no_color=True, highlight=False, force_terminal=False)
         console.print(table)
 
     def message(self, text: str) -> None:

@@ -80,6 +80,29 @@ def watching(out: Output, text: str, look: Callable[[], Step | None]) -> Iterato
             thread.join(5)
 
 
+@contextmanager
+def display(out: Output) -> Iterator[Callable[[Step | None], None]]:
+    """Gives a function that shows a step when there is one, and nothing while there is none."""
+    shown: _Bar | _Lines | None = None
+
+    def show(step: Step | None) -> None:
+        nonlocal shown
+        if step is None:
+            if shown is not None:
+                shown.__exit__()
+            shown = None
+            return
+        if shown is None:
+            shown = _Bar(step.text) if on_terminal() else _Lines(out, "")
+            shown.__enter__()
+        shown.update(step)
+
+    try:
+        yield show
+    finally:
+        show(None)
+
+
 class _Lines:
     """A line when there is something new to say, and not too often."""
 
@@ -117,7 +140,8 @@ class _Bar:
             TextColumn("left:"), TimeRemainingColumn(),
         )  # fmt: skip
         colour = not os.environ.get("NO_COLOR")
-        self._progress = Progress(*columns, console=Console(stderr=True, no_color=not colour), transient=True)
+        console = Console(stderr=True, no_color=not colour)
+        self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
         self._task: Any = self._progress.add_task(printable(text), total=None, amount="")
 
     def __enter__(self) -> _Bar:

@@ -10,7 +10,6 @@ import datetime as dt
 import decimal
 import json
 import os
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from cairn.cli.checkpoints import size
 from cairn.cli.output import ExitCode, Output, printable
 from cairn.cli.progress import progress
 from cairn.errors import InvalidInputError, NotFoundError
@@ -40,6 +38,7 @@ from cairn.runtime.snapshots import (
     refuse_key,
 )
 from cairn.storage.savepoints import dispose
+from cairn.view.words import size, when
 
 _PIECES = 32
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"}
@@ -91,9 +90,9 @@ def _table(
 
 def _head(snapshot: Snapshot) -> str:
     told = snapshot.metadata
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.created_ms / 1000))
     epoch = f"epoch {told.epoch}, " if told.epoch >= 0 else ""
-    return f"{snapshot.kind} of {told.name}, {epoch}{when}, {told.max_parallelism} key groups: {snapshot.path}"
+    made = f"{epoch}{when(told.created_ms)} UTC, {told.max_parallelism} key groups"
+    return f"{snapshot.kind} of {told.name}, {made}: {snapshot.path}"
 
 
 # cairn state

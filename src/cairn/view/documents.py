@@ -198,7 +198,7 @@ def checkpoint(info: CheckpointInfo) -> Document:
         "processed_data": 0,
         "persisted_data": info.in_flight_rows,
         "num_subtasks": len(subtasks) or info.parts,
-        "num_acknowledged_subtasks": sum(1 for s in subtasks if s.ack_ms) or info.parts_done,
+        "num_acknowledged_subtasks": _acknowledged(info, subtasks),
         "tasks": {operator.uid: task(operator, info) for operator in info.operators},
     }
     if is_savepoint(info):
@@ -211,6 +211,13 @@ def checkpoint(info: CheckpointInfo) -> Document:
     return told
 
 
+def _acknowledged(info: CheckpointInfo, subtasks: Sequence[SubtaskStats]) -> int:
+    """All of them once it is completed, also those that had nothing to do since the checkpoint before."""
+    if info.status.value == "COMPLETED":
+        return len(subtasks) or info.parts
+    return sum(1 for s in subtasks if s.ack_ms) or info.parts_done
+
+
 def task(operator: OperatorStats, info: CheckpointInfo) -> Document:
     acks = [subtask.ack_ms for subtask in operator.subtasks]
     return {
@@ -221,7 +228,7 @@ def task(operator: OperatorStats, info: CheckpointInfo) -> Document:
         "state_size": sum(s.full_bytes for s in operator.subtasks),
         "end_to_end_duration": max((_since(info, s) for s in operator.subtasks), default=0),
         "num_subtasks": len(acks),
-        "num_acknowledged_subtasks": sum(1 for ack in acks if ack),
+        "num_acknowledged_subtasks": _acknowledged(info, operator.subtasks),
     }
 
 

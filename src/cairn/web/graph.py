@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -17,7 +18,7 @@ _IDLE_EDGE, _BUSY_EDGE, _BLOCKED_EDGE = (0x18, 0x90, 0xFF), (0xEE, 0x22, 0x22), 
 _HEIGHT, _LINE = 112, 16.5
 _MOST = 300
 """More vertices than this are a table, not a picture."""
-_WORDS = {"source": "source", "function": "function, no state", "sink": "sink"}
+_WORDS = {"function": "function, no state", "sink": "sink"}
 
 Colour = tuple[int, int, int]
 
@@ -54,7 +55,7 @@ def graph(job: JobView) -> Markup:
 
 def _picture(job: JobView, down: bool) -> Markup:
     inputs = {vertex.id: [link.id for link in vertex.inputs] for vertex in job.graph}
-    wide = 164.0 if down else 196.0
+    wide = 164.0 if down else 180.0
     high = float(_HEIGHT)
     layout = arrange(inputs, high, wide, 40, 12) if down else arrange(inputs, wide, high, 64, 18)
     parts: list[Markup] = []
@@ -124,13 +125,27 @@ def _rounded(place: Place) -> Place:
     return round(place[0], 1), round(place[1], 1)
 
 
+def source_words(name: str) -> tuple[str, str]:
+    """What Spark calls a source, and of what: FileStreamSource and its folder, without the digest of its options."""
+    found = re.fullmatch(r"(\w[\w .-]*)(.*)", name, re.DOTALL)
+    if found is None:
+        return name, ""
+    detail = re.sub(r"\{[0-9a-f]{8,}\}$", "", found[2]).strip("[]{}")
+    return found[1].strip(), detail.removeprefix("file:").strip()
+
+
+def shown_name(vertex: Vertex) -> str:
+    return " ".join(filter(None, source_words(vertex.name))) if vertex.kind == "source" else vertex.name
+
+
 def _lines(job: JobView, vertex: Vertex) -> list[str]:
     operator = job.operator(vertex.id)
+    if operator is None and vertex.kind == "source":
+        kind, detail = source_words(vertex.name)
+        return [kind, "source", *([detail] if detail else [])]
     if operator is None:
-        told = [] if vertex.kind == "source" else [f"uid {vertex.id}"]
-        if vertex.kind == "operator":
-            return [vertex.name, *told, "no epoch committed yet"]
-        return [vertex.name, *told, _WORDS.get(vertex.kind, vertex.kind)]
+        word = "no epoch committed yet" if vertex.kind == "operator" else _WORDS.get(vertex.kind, vertex.kind)
+        return [vertex.name, f"uid {vertex.id}", word]
     return [
         operator.name,
         f"uid {operator.uid}",
@@ -145,7 +160,7 @@ def _node(job: JobView, vertex: Vertex, place: Place, wide: float, high: float) 
     x, y = _rounded(place)
     lines = _lines(job, vertex)
     first = y + (high - len(lines) * _LINE) / 2 + 12
-    most = (round((wide - 16) / 7.4), round((wide - 16) / 5.9))
+    most = (int((wide - 16) / 8.4), int((wide - 12) / 6.05))  # characters that fit, also in a wide font
     text = Markup("").join(
         Markup('<text class="{}" x="{}" y="{}">{}</text>').format(
             "node-text" if at else "node-name", x + 9, round(first + at * _LINE, 1), _short(line, most[bool(at)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shlex
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cairn.errors import CairnError, InvalidInputError, NotFoundError
+from cairn.errors import CairnError, InternalError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.view import documents, words
@@ -24,9 +25,11 @@ from cairn.view.records import JobView, is_savepoint
 from cairn.web import charts, rest
 from cairn.web.catalogue import Catalogue
 from cairn.web.graph import graph as draw
+from cairn.web.graph import shown_name
 from cairn.web.options import WebOptions
 from cairn.web.problems import of_error
 
+_log = logging.getLogger("cairn.web")
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = 50
 TABS = (
@@ -78,6 +81,10 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
             return render(template, **facts, **make(job))
         except CairnError as error:
             return render("error.html", of_error(error).status_code, error=error, jobid=jobid)
+        except Exception:  # noqa: BLE001 - a page says that it cannot be shown; the log has the cause
+            _log.exception("the page %r of job %s cannot be shown", template, jobid)
+            unforeseen = InternalError("an error that nobody foresaw; the log of the server has it")
+            return render("error.html", 500, error=unforeseen, jobid=jobid)
 
     @pages.get("/")
     def home() -> HTMLResponse:
@@ -89,7 +96,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
         def make(job: JobView) -> dict[str, Any]:
             return {
                 "graph": draw(job),
-                "names": {vertex.id: vertex.name for vertex in job.graph},
+                "names": {vertex.id: shown_name(vertex) for vertex in job.graph},
                 "charts": charts.job_charts(job),
                 "last": job.checkpoints.latest("COMPLETED"),
             }
