@@ -26,11 +26,18 @@ from pathlib import Path
 
 COLUMNS, ROWS = 112, 30
 LONGEST_PAUSE = 1.2
+READING = 1.6
+"""Seconds that a reader gets after each command."""
+TYPING = 0.03
 PROMPT = "\x1b[1;32m$\x1b[0m "
 JOB = """\
 from cairn import FileSink, StreamExecutionEnvironment
 
-env = StreamExecutionEnvironment.get_execution_environment()
+env = StreamExecutionEnvironment.get_execution_environment(config={
+    "execution.checkpointing.interval": "2 s",
+    "execution.checkpointing.incremental": True,
+    "execution.checkpointing.savepoint-dir": "savepoints",
+})
 env.set_trigger(processing_time="1 second")
 rows = env.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5000).load()
 words = rows.selectExpr("concat('user-', value * 48271 % 500) AS user")
@@ -38,10 +45,7 @@ counts = env.from_df(words).key_by("user").count(uid="visits")
 counts.sink_to(FileSink("out"), uid="files")
 env.execute("visits")
 """
-START = (
-    "cairn run visits.py --master 'local[2]' -p 2 -D execution.checkpointing.interval=2s"
-    " -D execution.checkpointing.savepoint-dir=savepoints >visits.log 2>&1 &"
-)
+START = "cairn run visits.py --master 'local[2]' -p 2 >visits.log 2>&1 &"
 COMMANDS = (
     "cairn demo --epochs 4 --rows 2000",
     "cat visits.py",
@@ -141,7 +145,7 @@ class Terminal:
 
 
 def cast(events: Sequence[tuple[float, str]], columns: int = COLUMNS, rows: int = ROWS) -> str:
-    """An asciinema v2 file: a header, then a line for each piece of output. Long pauses are cut short."""
+    """An asciinema v2 file: a header, then a line for each piece of output. The pace is a reader's, not the machine's."""
     header = {"version": 2, "width": columns, "height": rows, "title": "cairn", "env": {"TERM": "xterm-256color"}}
     lines = [json.dumps(header)]
     now = last = 0.0
@@ -150,6 +154,7 @@ def cast(events: Sequence[tuple[float, str]], columns: int = COLUMNS, rows: int 
         last = moment
         if text:
             lines.append(json.dumps([round(now, 3), "o", text], ensure_ascii=False))
+        now += READING if text.endswith(PROMPT) else TYPING if len(text) == 1 else 0.0
     return "\n".join(lines) + "\n"
 
 

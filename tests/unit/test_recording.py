@@ -87,7 +87,7 @@ def test_the_script_still_drives_a_terminal(script: ModuleType, tmp_path: Path) 
 
 def test_pauses_are_cut_and_bars_are_wiped(script: ModuleType) -> None:
     lines = script.cast([(0.0, "a"), (100.0, "b"), (100.5, "")]).splitlines()
-    assert json.loads(lines[-1]) == [script.LONGEST_PAUSE, "o", "b"]
+    assert json.loads(lines[-1]) == [script.TYPING + script.LONGEST_PAUSE, "o", "b"]
     assert script.screen("one\r\n\x1b[?25lbar 1\r\x1b[2Kbar 2\r\n\x1b[1A\x1b[2K\x1b[?25hdone\r\n") == [
         "one",
         "done",

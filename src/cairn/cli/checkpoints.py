@@ -28,7 +28,7 @@ from cairn.storage.manifests import JobIdentity, Runs, load_identity
 from cairn.view import words
 
 _ANSWER_SECONDS = 1.5
-_WIDE = 112
+_WIDE = 140
 """Columns from which on everything fits into the table."""
 _COLOURS = {"COMPLETED": "green", "FAILED": "red", "IN_PROGRESS": "blue"}
 
@@ -143,8 +143,8 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo], out: Output) -> N
     from rich.text import Text
 
     narrow = out.columns < _WIDE
-    title = Text(printable(f"checkpoints of {identity.name}; times are UTC"))
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    out.line(f"checkpoints of {identity.name}; times are UTC")
+    table = Table(box=box.SIMPLE_HEAD)
     for name in ("id", "status", "type"):
         table.add_column(name, no_wrap=True)
     for name in ("triggered", "duration", "written", "full size"):

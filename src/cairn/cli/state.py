@@ -80,7 +80,8 @@ def _table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left")
+    out.line(title)
+    table = Table(box=box.SIMPLE_HEAD)
     for name in names:
         table.add_column(Text(printable(name)), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
