@@ -145,7 +145,7 @@ class Terminal:
 
 
 def cast(events: Sequence[tuple[float, str]], columns: int = COLUMNS, rows: int = ROWS) -> str:
-    """An asciinema v2 file: a header, then a line for each piece of output. The pace is a reader's, not the machine's."""
+    """An asciinema v2 file: a header, then a line for each piece of output, at a reader's pace."""
     header = {"version": 2, "width": columns, "height": rows, "title": "cairn", "env": {"TERM": "xterm-256color"}}
     lines = [json.dumps(header)]
     now = last = 0.0

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -96,8 +96,9 @@ def _watched(
         return made
 
     def tell(pieces: int) -> None:
-        for watcher in watchers:
-            watcher(uid, pieces, total)
+        with suppress(Exception):  # a restore does not fail because nobody can be told of it
+            for watcher in watchers:
+                watcher(uid, pieces, total)
 
     def watch() -> None:
         while not over.wait(_WATCH_SECONDS):

@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from cairn.cli.output import Output, printable
+from cairn.errors import CairnError
 from cairn.view import words
 
 LINE_SECONDS = 2.0
@@ -66,9 +67,10 @@ def watching(out: Output, text: str, look: Callable[[], Step | None]) -> Iterato
 
     def watch() -> None:
         while not over.wait(_LOOK_SECONDS):
-            step = look()
-            if step is not None and not over.is_set():
-                show.update(step)
+            with suppress(CairnError, OSError):  # whoever waits for the work itself hears of it
+                step = look()
+                if step is not None and not over.is_set():
+                    show.update(step)
 
     thread = threading.Thread(target=watch, name="cairn-progress", daemon=True)
     with show:
