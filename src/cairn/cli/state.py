@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import json
 import os
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -385,8 +386,9 @@ def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Out
     """Delete a savepoint, after asking."""
     plan = dispose(path, dry_run=True, force=force)
     if not dry_run and not yes:
-        if out.as_json:
-            raise InvalidInputError("with --json nobody can be asked: add --yes, or look first with --dry-run")
+        if out.as_json or not sys.stdin.isatty():
+            why = "with --json nobody can be asked" if out.as_json else "nobody can be asked here"
+            raise InvalidInputError(f"{why}, so {plan.path} was left alone: add --yes, or look first with --dry-run")
         import typer
 
         if not typer.confirm(f"Delete {plan.path} with {len(plan.removed)} files ({size(plan.size)})?"):
