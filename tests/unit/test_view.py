@@ -99,7 +99,7 @@ def test_a_job_that_is_fine_says_why_and_one_that_failed_lately_says_so(job: Pat
     quiet = msgspec.structs.replace(view, **told, events=[])
     fine = health_of(quiet)
     assert (fine.level, fine.verdict) == ("ok", "The job is fine.")
-    assert "40 rows per second" in fine.reasons[0]
+    assert "42 rows per second" in fine.reasons[0]
     assert "could go on from checkpoint 4" in fine.reasons[1]
     for age, level in ((20_000, "warn"), (400_000, "ok")):
         failed = Event(now - age, 6, "restarting", "the cause")

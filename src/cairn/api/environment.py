@@ -82,6 +82,7 @@ class StreamExecutionEnvironment:
         self._uids: set[str] = set()
         self._operators: list[OperatorSpec] = []
         self._functions: dict[str, Function] = {}
+        self._graph: list[dict[str, Any]] | None = None
         self._sinks: list[tuple[DataStream, BaseSink]] = []
         self._timers = False
         self._trigger: dict[str, Any] = {}
@@ -268,9 +269,10 @@ class StreamExecutionEnvironment:
 
     def _tell(self, publisher: Publisher, recovered: Recovered, path: str, spent_ms: float) -> None:
         sinks = [{"uid": sink.uid, "kind": sink.kind} for _, sink in self._sinks]
-        ends = [(stream.node, sink.uid, sink.kind) for stream, sink in self._sinks]
-        graph = topology(ends, self._operators, self._functions)
-        publisher.started(recovered, sinks, graph, path, spent_ms)
+        if self._graph is None:  # the same in every run
+            ends = [(stream.node, sink.uid, sink.kind) for stream, sink in self._sinks]
+            self._graph = topology(ends, self._operators, self._functions)
+        publisher.started(recovered, sinks, self._graph, path, spent_ms)
 
     def _recover(
         self, handle: JobHandle, files: LocalFileSystem, settings: Settings, groups: int, thorough: bool = False

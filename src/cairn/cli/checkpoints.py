@@ -154,7 +154,7 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo], out: Output) -> N
         table.add_column("acknowledged", justify="right")
         table.add_column("path or cause", overflow="fold")
     for info in infos:
-        cells = [
+        cells: list[str | Text] = [
             str(info.id),
             Text(info.status.value, style=_COLOURS[info.status.value]),
             _kind(info),
