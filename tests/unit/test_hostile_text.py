@@ -83,6 +83,7 @@ def test_what_is_not_there_is_told_without_acting_on_it(web: TestClient) -> None
 def test_no_command_lets_it_steer_the_terminal(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checkpoints, "_ANSWER_SECONDS", 0.05)  # this process plays the job, and does not answer
     for out in (Output(), Output(as_json=True)):
         list_jobs(str(root), False, None, out)
         checkpoints.show_checkpoints(JOB, str(root), 10, out)
