@@ -154,6 +154,21 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     wide.shoot("savepoints-one")
     assert "savepoint-" in wide.page.locator("main").inner_text()
 
+    # A second one is deleted again, after a question whose safe answer has the focus.
+    job.trigger_savepoint(timeout=120)
+    wide.visit("/savepoints")
+    wide.page.get_by_role("button", name="Delete savepoint").first.click()
+    question = wide.page.locator("#dialog-dispose")
+    wide.shoot("dialog-dispose")
+    assert "cairn savepoint-dispose" in question.inner_text()
+    assert wide.page.evaluate("document.activeElement.textContent") == "Close"
+    question.locator("[data-go]").click()
+    wide.page.wait_for_function("() => document.querySelector('#dialog-dispose .outcome').textContent === 'Deleted.'")
+    assert len(list((lab.folder / "savepoints").glob("savepoint-*"))) == 1
+    with wide.page.expect_navigation():
+        question.locator("[value=close]").click()
+    assert "not there any more" in wide.page.locator("main").inner_text()
+
     # By clicking: the stop.
     wide.page.get_by_role("button", name="Stop").click()
     wide.page.locator("#dialog-stop [data-go]").click()

@@ -36,6 +36,7 @@ from cairn import (
     Time,
     ValueStateDescriptor,
 )
+from cairn.api import migration
 from cairn.api.spark import source_names
 from cairn.storage.savepoints import read_savepoint, verify
 
@@ -58,7 +59,9 @@ def tables(path: str) -> dict[str, list[Any]]:
     return found
 
 
-def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(lab: Lab) -> None:
+def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """J1, J6, J9, J13, F11, F12: 2 to 7 to 3, other backends, a copy of the folder, the original deleted."""
     lab.feed(ROWS[:80], files=2)
     job = running(lab)
@@ -78,7 +81,11 @@ def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(lab:
     moved = str(lab.folder / "elsewhere" / "copy")
     shutil.copytree(made.path, moved)
     shutil.rmtree(made.path)
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(migration, "watchers", [lambda *step: told.append(step)])
     seven = running(lab, "seven", 7, **{FROM: moved, "state.backend.type": "hashmap"})
+    assert all(done <= total for _, done, total in told)
+    assert told[-1][1] == told[-1][2] > 0, "who watches a restore hears of its end"
     beside = running(lab, "beside", 1, **{FROM: moved})
     processed(seven, 80)
     processed(beside, 80)

@@ -30,6 +30,7 @@ from cairn import (
     UserFunctionError,
     ValueStateDescriptor,
 )
+from cairn.view.reading import JobReader
 
 pytestmark = pytest.mark.spark
 ship(__name__)
@@ -100,6 +101,18 @@ def test_an_operator_runs_once_for_all_its_readers(lab: Lab, calls: Path) -> Non
     assert len(set(found["main"])) == len(ROWS)
     assert all(marks == found["main"] for marks in found.values())
     assert len(list(calls.iterdir())) == 2 * 2, "once in each of two subtasks and two epochs"
+
+    # What the pages draw.
+    graph = {vertex.id: vertex for vertex in JobReader(job.directory).view().graph}
+    assert [vertex.kind for vertex in graph.values()].count("source") == 1
+    assert graph["source-0"].name.startswith("FileSource[")
+    links = {name: [(link.id, link.ship, link.side) for link in vertex.inputs] for name, vertex in graph.items()}
+    assert links["marks"] == [("source-0", "HASH", "")]
+    assert links["count"] == [("marks", "HASH", "")]
+    assert links["to-main"] == [("marks", "FORWARD", "")]
+    assert links["to-odd"] == [("marks", "FORWARD", ODD.tag_id)]
+    assert links["plus"] == [("marks", "FORWARD", MARKS.tag_id)]
+    assert (graph["plus"].kind, graph["plus"].name) == ("function", "Plus")
 
 
 def test_sinks_on_the_outputs_of_one_operator(lab: Lab, calls: Path) -> None:

@@ -127,7 +127,7 @@ def test_the_plan_grows_with_keys_and_shrinks_with_parallelism() -> None:
 
 
 def test_foreign_text_cannot_drive_the_terminal() -> None:
-    assert printable("a\x1b[2Jb\u202e") == "a\\x1b[2Jb\\x202e"
+    assert printable("a\x1b[2Jb\u202e") == "a\\x1b[2Jb\\u202e"
 
 
 def test_completion_offers_jobs_and_never_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_dispose_asks_and_deletes_only_what_is_the_savepoints(savepoint: str) ->
     assert planned["removed"][0] == "_metadata"
     assert planned["left"] == ["tables/op/notes.txt"]
     assert savepoints.is_savepoint(savepoint)
-    assert call("savepoint-dispose", savepoint)[0] == 1, "nobody said yes"
+    assert call("savepoint-dispose", savepoint)[0] == 2, "there is nobody who could say yes"
     assert "add --yes" in call("savepoint-dispose", savepoint, "--json")[1]
     assert savepoints.is_savepoint(savepoint)
     Path(savepoint, "_claimed").write_text("job payments")

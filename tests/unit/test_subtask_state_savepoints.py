@@ -486,3 +486,20 @@ def test_the_command_line_shows_them(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert lines == [{"key_group": 0, "map_key": k, "value": v} for k, v in (("a", 1), ("b", 20), ("c", 3))]
     assert call("verify", path)[0] == 0
+
+
+def test_the_page_shows_state_that_belongs_to_subtasks(tmp_path: Path) -> None:
+    from tests.unit.test_web_rest import client_of
+
+    run_buffer(tmp_path / "a")
+    checkpoint_of(tmp_path / "a", 1)
+    web = client_of(tmp_path)
+    (job,) = web.get("/api/v1/jobs").json()["jobs"]
+    page = web.get(f"/jobs/{job['id']}/state")
+    assert page.status_code == 200, page.text
+    assert "held" in page.text
+    states = web.get(f"/api/v1/jobs/{job['id']}/state/{UID}").json()["states"]
+    assert {state["name"]: (state["rows"], state["keys"]) for state in states}["held"] == (8, 0)
+    asked = web.get(f"/api/v1/jobs/{job['id']}/state/{UID}/held/key?key=1")
+    assert (asked.status_code, "belongs to subtasks" in asked.text) == (400, True)
+    assert "belongs to subtasks" in web.get(f"/jobs/{job['id']}/state?state=held&key=1").text

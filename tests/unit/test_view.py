@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.webjob import EVIL, JOB, START, UID, info, make_job
 
@@ -89,6 +90,22 @@ def test_a_job_whose_process_is_gone_has_crashed_and_one_whose_process_lives_run
     told = health_of(running)
     assert told.level == "bad"  # its checkpoints are years old
     assert any("three intervals" in reason for reason in told.reasons)
+
+
+def test_a_job_that_is_fine_says_why_and_one_that_failed_lately_says_so(job: Path) -> None:
+    view = JobReader(str(job)).view()
+    now = START + 60_000
+    told = {"status": "RUNNING", "now_ms": now, "config": {**view.config, "interval": 30_000}}
+    quiet = msgspec.structs.replace(view, **told, events=[])
+    fine = health_of(quiet)
+    assert (fine.level, fine.verdict) == ("ok", "The job is fine.")
+    assert "42 rows per second" in fine.reasons[0]
+    assert "could go on from checkpoint 4" in fine.reasons[1]
+    for age, level in ((20_000, "warn"), (400_000, "ok")):
+        failed = Event(now - age, 6, "restarting", "the cause")
+        health = health_of(msgspec.structs.replace(quiet, events=[failed]))
+        assert health.level == level
+        assert any("It failed 20.0 s ago" in reason for reason in health.reasons) == (level == "warn")
 
 
 def test_a_damaged_manifest_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:

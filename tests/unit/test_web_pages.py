@@ -16,7 +16,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import words
 from cairn.view.reading import JobReader
-from cairn.web import charts, host
+from cairn.web import charts, graph, host
 
 PAGES = [
     "", f"/operators/{UID}", "/checkpoints", "/checkpoints/history", "/checkpoints/summary",
@@ -130,6 +130,17 @@ def test_what_is_not_there_is_a_page_as_well(web: TestClient, path: str) -> None
     assert "This cannot be shown" in answer.text
 
 
+def test_a_page_that_fails_is_a_page(web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr("cairn.web.pages.draw", broken)
+    answer = web.get(f"/jobs/{JOB}")
+    assert answer.status_code == 500
+    assert "nobody foresaw" in answer.text
+    assert "secret detail" not in answer.text
+
+
 def test_long_histories_have_pages(tmp_path: Path) -> None:
     folder = make_job(tmp_path)
     store = CheckpointStore(LocalFileSystem(str(folder)), 10_000)
@@ -166,9 +177,9 @@ def test_a_job_without_anything_has_pages(tmp_path: Path) -> None:
 
 def test_colours_of_the_graph_are_flinks(root: Path) -> None:
     operator = JobReader(str(root / JOB)).view().operators[0]
-    assert charts._blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 0) == (0x5D, 0xB1, 0xFF)
-    assert charts._blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 1) == (0xEE, 0x64, 0x64)
-    assert re.fullmatch(r"#[0-9a-f]{6}", charts.colour_of(operator))
+    assert graph.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 0) == (0x5D, 0xB1, 0xFF)
+    assert graph.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 1) == (0xEE, 0x64, 0x64)
+    assert re.fullmatch(r"#[0-9a-f]{6}", graph.colour_of(operator))
 
 
 def test_a_chart_keeps_its_peaks_and_its_bounds() -> None:

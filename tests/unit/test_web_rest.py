@@ -61,7 +61,10 @@ def test_jobs_have_flinks_shape(web: TestClient) -> None:
     assert {"jid", "name", "state", "start-time", "end-time", "duration", "last-modification", "tasks"} <= set(told)
     detail = get(web, f"/jobs/{JOB}")
     assert detail["vertices"][0]["metrics"]["read-records"] == 2400
-    assert [node["kind"] for node in detail["plan"]["nodes"]] == ["operator", "sink"]
+    nodes = {node["id"]: node for node in detail["plan"]["nodes"]}
+    assert [node["kind"] for node in nodes.values()] == ["source", "source", "function", "operator", "sink", "sink"]
+    assert nodes[UID]["inputs"][1] == {"num": 1, "id": "source-1", "ship_strategy": "BROADCAST"}
+    assert nodes["late-out"]["inputs"] == [{"num": 0, "id": UID, "ship_strategy": "FORWARD", "side_output": "late"}]
 
 
 def test_checkpoints_have_flinks_shape(web: TestClient) -> None:

@@ -38,6 +38,16 @@ CONFIG = {
     "aligned_timeout": 0, "incremental": True, "storage": "filesystem", "savepoint_dir": "", "backend": "lmdb",
 }  # fmt: skip
 
+GRAPH: list[dict[str, Any]] = [
+    {"id": "source-0", "kind": "source", "name": "FileStreamSource[/data/orders]"},
+    {"id": "source-1", "kind": "source", "name": f"FileStreamSource[/data/{EVIL}]"},
+    {"id": "clean", "kind": "function", "name": "clean", "inputs": [{"id": "source-0"}]},
+    {"id": UID, "kind": "operator", "name": "Totals", "inputs": [
+        {"id": "clean", "ship": "HASH"}, {"id": "source-1", "ship": "BROADCAST"}]},
+    {"id": "out", "kind": "sink", "name": "files", "inputs": [{"id": UID}]},
+    {"id": "late-out", "kind": "sink", "name": "files", "inputs": [{"id": UID, "side": "late"}]},
+]  # fmt: skip
+
 
 class Totals(KeyedProcessFunction):
     def open(self, runtime_context: Any) -> None:
@@ -91,7 +101,7 @@ def make_job(root: Path, *, ended: str = "finished", pid: int | None = None, sav
     journal.add(6, "started", config=config, parallelism=4, sinks=sinks, **{"from": "start"})
     journal.add(6, "restarting", f"the function said {EVIL}", code="user-function")
     origin: dict[str, Any] = {"from": "savepoint", "path": savepoint, "checkpoint": 5, "epoch": 3}
-    journal.add(run, "started", config=config, parallelism=2, sinks=sinks, **origin)
+    journal.add(run, "started", config=config, parallelism=2, sinks=sinks, graph=GRAPH, **origin)
     loads = [SubtaskLoad(30, 30, 5, 1, 400.0, 100.0), SubtaskLoad(10, 10, 2, 0, 100.0, 0.0)]
     epochs = [
         EpochStats(n, run, START + n * 1000, 500.0 + n, 40, 40, 7, 2048, START - 5000, START + n * 1000, {UID: loads})

@@ -22,7 +22,7 @@ from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, sweep_leftovers
-from cairn.api.graph import forget_frames, hidden_functions
+from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
 from cairn.api.planning import JobShape, RestorePlan
@@ -44,6 +44,7 @@ from cairn.api.spark import (
 )
 from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.api.stream import DataStream
+from cairn.api.topology import topology
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
@@ -80,6 +81,8 @@ class StreamExecutionEnvironment:
         self._settings = settings
         self._uids: set[str] = set()
         self._operators: list[OperatorSpec] = []
+        self._functions: dict[str, Function] = {}
+        self._graph: list[dict[str, Any]] | None = None
         self._sinks: list[tuple[DataStream, BaseSink]] = []
         self._timers = False
         self._trigger: dict[str, Any] = {}
@@ -266,7 +269,10 @@ class StreamExecutionEnvironment:
 
     def _tell(self, publisher: Publisher, recovered: Recovered, path: str, spent_ms: float) -> None:
         sinks = [{"uid": sink.uid, "kind": sink.kind} for _, sink in self._sinks]
-        publisher.started(recovered, sinks, path, spent_ms)
+        if self._graph is None:  # the same in every run
+            ends = [(stream.node, sink.uid, sink.kind) for stream, sink in self._sinks]
+            self._graph = topology(ends, self._operators, self._functions)
+        publisher.started(recovered, sinks, self._graph, path, spent_ms)
 
     def _recover(
         self, handle: JobHandle, files: LocalFileSystem, settings: Settings, groups: int, thorough: bool = False

@@ -68,9 +68,11 @@ Maker = Callable[[Sequence[DataFrame], bool, Sequence[OutputTag]], DataFrame]
 class Function(Node):
     """A Python function over one or two streams, with state or without. Read through its outputs."""
 
-    def __init__(self, uid: str, parents: Sequence[Node], make: Maker, parallelism: int) -> None:
+    def __init__(self, uid: str, parents: Sequence[Node], make: Maker, parallelism: int, label: str = "") -> None:
         super().__init__(parents)
         self.uid = uid
+        self.label = label
+        """What pages call it; an operator with state has its name in its spec."""
         self.make = make
         self.parallelism = parallelism
         self.sides: list[OutputTag] = []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from cairn.api.background import POOL
@@ -25,6 +28,9 @@ PIECES = 4
 """Most tasks for each subtask that the operator will have."""
 PIECE_ROWS = 200_000
 """Rows that are worth a task of their own."""
+watchers: list[Callable[[str, int, int], None]] = []
+"""Of `cairn run`: told now and then of an operator's uid, how many of its pieces are brought over, and of how many."""
+_WATCH_SECONDS = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,8 @@ class SparkMover:
         context = self._spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", POOL)
         try:
-            found = context.parallelize(work, len(work)).map(step).collect()
+            with _watched(context, operator.uid, len(work), step) as counted:
+                found = context.parallelize(work, len(work)).map(counted).collect()
         except Exception as error:
             carried = from_traceback(str(error))
             if carried is None:
@@ -70,6 +77,41 @@ class SparkMover:
             operator.uid, sum(handle.rows for handle in handles), plan.snapshot.path, time.perf_counter() - began,
         )  # fmt: skip
         return handles
+
+
+@contextmanager
+def _watched(
+    context: SparkContext, uid: str, total: int, step: Callable[[Any], list[bytes]]
+) -> Iterator[Callable[[Any], list[bytes]]]:
+    """The step, counted while somebody watches."""
+    if not watchers:
+        yield step
+        return
+    done = context.accumulator(0)
+    over = threading.Event()
+
+    def counted(work: Any) -> list[bytes]:
+        made = step(work)
+        done.add(1)
+        return made
+
+    def tell(pieces: int) -> None:
+        with suppress(Exception):  # a restore does not fail because nobody can be told of it
+            for watcher in watchers:
+                watcher(uid, pieces, total)
+
+    def watch() -> None:
+        while not over.wait(_WATCH_SECONDS):
+            tell(min(total - 1, done.value))
+
+    thread = threading.Thread(target=watch, name="cairn-restore-progress", daemon=True)
+    thread.start()
+    try:
+        yield counted
+    finally:
+        over.set()
+        thread.join(5)
+        tell(total)
 
 
 def ranges(plan: RestorePlan, rows: int) -> Sequence[KeyGroupRange]:

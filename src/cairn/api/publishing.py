@@ -91,6 +91,7 @@ class Publisher:
         self,
         recovered: Recovered,
         sinks: Sequence[dict[str, str]],
+        graph: Sequence[dict[str, Any]],
         path: str,
         duration_ms: float,
     ) -> None:
@@ -112,6 +113,7 @@ class Publisher:
             "duration_ms": round(duration_ms, 1),
             "config": settings_facts(self._settings),
             "sinks": list(sinks),
+            "graph": list(graph),
         }
         self._journal.add(run.run, "started", f"run {run.run} began", **facts)
         if self._url is not None:

@@ -232,7 +232,7 @@ class DataStream:
             told = replace(spec, tagged=tagged, sides=side_specs(sides)) if tagged else spec
             return plain_names(frames[0]).mapInArrow(SimpleTask(told), raw_schema(output.schema, tagged, sides))
 
-        return self._function(claimed, [self.node], make, output.bare)
+        return self._function(claimed, [self.node], make, output.bare, label)
 
     def process(
         self,
@@ -292,8 +292,8 @@ class DataStream:
 
         return BroadcastStream(self, descriptors)
 
-    def _function(self, uid: str, parents: list[Node], make: Any, bare: bool) -> DataStream:
-        node = Function(uid, parents, make, self.env.get_parallelism())
+    def _function(self, uid: str, parents: list[Node], make: Any, bare: bool, label: str = "") -> DataStream:
+        node = self.env._functions[uid] = Function(uid, parents, make, self.env.get_parallelism(), label)
         return DataStream(self.env, node=node.main, bare=bare)
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:

@@ -10,21 +10,26 @@ import difflib
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.output import ExitCode, Output, printable
+from cairn.cli.progress import Step, watching
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.coordinator.control import ask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
+from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifests import JobIdentity, Runs, load_identity
+from cairn.view import words
 
 _ANSWER_SECONDS = 1.5
+_WIDE = 140
+"""Columns from which on everything fits into the table."""
 _COLOURS = {"COMPLETED": "green", "FAILED": "red", "IN_PROGRESS": "blue"}
 
 
@@ -68,7 +73,7 @@ def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -
     if not infos:
         out.line(f"job {identity.job_id} has no checkpoints yet; take one with: cairn checkpoint {identity.job_id}")
         return ExitCode.OK
-    _table(identity, infos)
+    _table(identity, infos, out)
     return ExitCode.OK
 
 
@@ -83,6 +88,27 @@ def in_progress(files: LocalFileSystem) -> list[CheckpointInfo]:
         return msgspec.convert((answer or {}).get("checkpoints", []), type=list[CheckpointInfo])
     except (CairnError, OSError, msgspec.MsgspecError):
         return []  # a directory that cannot be written, or a job of another release: what has ended is still shown
+
+
+def following(files: LocalFileSystem, what: str, request: str = "") -> Callable[[], Step | None]:
+    """How far the checkpoint or savepoint is that was asked for: parts that are written, or subtasks that are done."""
+    since = int(time.time() * 1000) - 1000
+
+    def look() -> Step | None:
+        found = [info for info in in_progress(files) if info.request == request]
+        if not request:  # a checkpoint does not tell who asked for it: not one that was under way before
+            found = [info for info in found if info.trigger_ms >= since]
+        return step_of(found[0], what) if found else None
+
+    return look
+
+
+def step_of(info: CheckpointInfo, what: str) -> Step:
+    if info.parts:
+        return Step(f"writing {what} {info.id}", info.parts_done, info.parts, "parts")
+    if info.total:
+        return Step(f"{what} {info.id}", info.acknowledged, info.total, "subtasks")
+    return Step(f"{what} {info.id} waits for the end of the running epoch")
 
 
 def _alive(pid: int) -> bool:
@@ -110,37 +136,53 @@ def describe(info: CheckpointInfo) -> dict[str, Any]:
     return told
 
 
-def _table(identity: JobIdentity, infos: list[CheckpointInfo]) -> None:
+def _table(identity: JobIdentity, infos: list[CheckpointInfo], out: Output) -> None:
+    """A row each. Where the terminal is too narrow for paths and causes, those that are needed follow as lines."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"checkpoints of {identity.name}"), box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("id", "status", "type", "epoch"):
-        table.add_column(name)
-    for name in ("acknowledged", "triggered", "duration", "written", "full size"):
-        table.add_column(name, justify="right")
-    table.add_column("path or cause", overflow="fold")
+    narrow = out.columns < _WIDE
+    out.line(f"checkpoints of {identity.name}; times are UTC")
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("id", "status", "type"):
+        table.add_column(name, no_wrap=True)
+    for name in ("triggered", "duration", "written", "full size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if not narrow:
+        table.add_column("epoch", justify="right")
+        table.add_column("acknowledged", justify="right")
+        table.add_column("path or cause", overflow="fold")
     for info in infos:
-        status = info.status.value + (" (discarded)" if info.discarded else "")
-        kind = info.type.value.removesuffix("CHECKPOINT").strip("_").lower() or "aligned"
-        table.add_row(
+        cells: list[str | Text] = [
             str(info.id),
-            Text(status, style=_COLOURS[info.status.value]),
-            f"{kind}, {'full' if info.full else 'incremental'}",
-            str(info.epoch) if info.epoch >= 0 else "-",
-            _acknowledged(info),
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.trigger_ms / 1000)),
-            f"{info.duration_ms:,} ms" if info.end_ms else "-",
-            size(info.written_bytes),
-            size(info.full_bytes),
-            Text(info.path if info.status is CheckpointStatus.COMPLETED else info.failure),
-        )
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=220)
-    console.print(table)
+            Text(info.status.value, style=_COLOURS[info.status.value]),
+            _kind(info),
+            words.when(info.trigger_ms)[11 if narrow else 0 :],
+            words.duration(info.duration_ms) if info.end_ms else "-",
+            words.size(info.savepoint_bytes or info.written_bytes),
+            words.size(info.savepoint_bytes or info.full_bytes),
+        ]
+        if not narrow:
+            cells += [str(info.epoch) if info.epoch >= 0 else "-", _acknowledged(info), Text(_where(info))]
+        table.add_row(*cells)
+    out.table(table)
+    for info in infos if narrow else ():
+        if info.status is CheckpointStatus.FAILED or info.type is CheckpointType.SAVEPOINT:
+            out.line(f"  {info.id}: {_where(info)}")
+
+
+def _kind(info: CheckpointInfo) -> str:
+    if info.type is CheckpointType.SAVEPOINT:
+        return "savepoint"
+    unaligned = "unaligned, " if info.type is CheckpointType.UNALIGNED_CHECKPOINT else ""
+    return f"{unaligned}{'full' if info.full else 'incremental'}"
+
+
+def _where(info: CheckpointInfo) -> str:
+    if info.status is not CheckpointStatus.COMPLETED:
+        return printable(info.failure)
+    return "discarded" if info.discarded else printable(info.path)
 
 
 def _acknowledged(info: CheckpointInfo) -> str:
@@ -154,21 +196,10 @@ def _acknowledged(info: CheckpointInfo) -> str:
     return text
 
 
-def size(count: int) -> str:
-    """Bytes for people."""
-    number = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
-
-
 def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout: float, out: Output) -> int:
     files, identity = open_job(job, directory)
-    if not out.as_json:
-        out.message(f"asking job {identity.job_id} for a checkpoint")
-    answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
+    with watching(out, f"asking job {identity.job_id} for a checkpoint", following(files, "checkpoint")):
+        answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer within {timeout:.0f} s",
@@ -178,9 +209,10 @@ def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout:
         raise CheckpointFailedError(str(answer["error"]))
     info = msgspec.convert(answer["checkpoint"], type=CheckpointInfo)
     out.document(describe(info))
+    took = words.duration(info.duration_ms)
     out.line(
-        f"checkpoint {info.id} of {identity.job_id} completed in {info.duration_ms} ms: epoch {info.epoch}, "
-        f"{size(info.written_bytes)} written, {size(info.full_bytes)} in all"
+        f"checkpoint {info.id} of {identity.job_id} completed in {took}: epoch {info.epoch}, "
+        f"{words.size(info.written_bytes)} written, {words.size(info.full_bytes)} in all"
     )
     out.line(os.path.join(files.root, layout.checkpoint_folder(info.id)))
     return ExitCode.OK

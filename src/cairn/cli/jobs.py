@@ -6,21 +6,21 @@ request can be made again after anything went wrong on the way, and never makes 
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import uuid
 from typing import Any
 
 import msgspec
 
-from cairn.cli.checkpoints import describe, open_job, size
+from cairn.cli.checkpoints import describe, following, open_job
 from cairn.cli.output import ExitCode, Output
+from cairn.cli.progress import watching
 from cairn.coordinator.control import ask
 from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import local_root
+from cairn.view import words
 
 
 def take_savepoint(
@@ -39,7 +39,7 @@ def stop_job(
 def cancel_job(job: str, directory: str | None, timeout: float, out: Output) -> int:
     """End a job without a savepoint. What is committed stays, and so do checkpoints that are configured to."""
     files, identity = open_job(job, directory)
-    with _waiting(f"asking job {identity.job_id} to end", out):
+    with watching(out, f"asking job {identity.job_id} to end", lambda: None):
         answer = ask(files, {"action": "cancel"}, timeout)
     if answer is None:
         raise CheckpointFailedError(
@@ -87,8 +87,9 @@ def _asked(
 ) -> int:
     files, identity = open_job(job, directory)
     what = "to stop with a savepoint" if question["action"] == "stop" else "for a savepoint"
-    with _waiting(f"asking job {identity.job_id} {what}", out):
-        answer = ask(files, question, timeout, request or "")
+    request = request or uuid.uuid4().hex
+    with watching(out, f"asking job {identity.job_id} {what}", following(files, "savepoint", request)):
+        answer = ask(files, question, timeout, request)
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer in time",
@@ -99,26 +100,10 @@ def _asked(
     info = msgspec.convert(answer["checkpoint"], type=CheckpointInfo)
     out.document({**describe(info), "stopped": question["action"] == "stop"})
     ended = f"; job {identity.job_id} has stopped" if question["action"] == "stop" else ""
+    took = words.duration(info.duration_ms)
     out.line(
-        f"savepoint {info.id} of {identity.job_id} completed in {info.duration_ms} ms: epoch {info.epoch}, "
-        f"{size(info.savepoint_bytes)}{ended}"
+        f"savepoint {info.id} of {identity.job_id} completed in {took}: epoch {info.epoch}, "
+        f"{words.size(info.savepoint_bytes)}{ended}"
     )
     out.line(info.path)
     return ExitCode.OK
-
-
-@contextmanager
-def _waiting(text: str, out: Output) -> Iterator[None]:
-    """A line, and on a terminal a sign of life with it."""
-    if out.as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        if not out.as_json:
-            out.message(text)
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(text, total=None)
-        yield

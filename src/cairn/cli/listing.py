@@ -15,6 +15,8 @@ from cairn.view.records import JobView
 
 _COLOURS = {"RUNNING": "green", "FINISHED": "blue", "FAILED": "red", "CRASHED": "red", "RESTARTING": "yellow"}
 SHAPE = 1
+_WIDE = 150
+"""Columns from which on everything fits into the table."""
 
 
 def list_jobs(directory: str | None, running: bool, watch: float | None, out: Output) -> int:
@@ -46,16 +48,22 @@ def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    narrow = out.columns < _WIDE
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("job", "state", "started (UTC)"):
-        table.add_column(name)
-    for name in ("duration", "epoch", "last checkpoint", "state size"):
+    table.add_column("job", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    if not narrow:
+        table.add_column("started (UTC)", no_wrap=True)
+    for name in ("duration", "epoch", "last checkpoint"):
         table.add_column(name, justify="right")
-    table.add_column("is it fine?", overflow="fold")
-    table.add_column("page", overflow="fold")
+    if not narrow:
+        table.add_column("state size", justify="right")
+    table.add_column("is it fine?")
+    if not narrow:
+        table.add_column("page", overflow="fold")
     for job in jobs:
         last = job.checkpoints.latest("COMPLETED")
-        table.add_row(
+        cells: list[str | Text] = [
             Text(printable(job.job_id)),
             Text(job.status, style=_COLOURS.get(job.status, "")),
             words.when(job.started_ms),
@@ -64,6 +72,10 @@ def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
             words.ago(last.end_ms, job.now_ms) if last else "-",
             words.size(job.state_bytes),
             Text(printable(health_of(job).verdict)),
-            Text(job.url),
-        )
+            Text(printable(job.url)),
+        ]
+        table.add_row(*[cell for at, cell in enumerate(cells) if not narrow or at not in (2, 6, 8)])
     out.table(table)
+    for job in jobs if narrow else ():
+        if job.url:
+            out.line(f"  {job.job_id}: {job.url}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 import traceback
 from enum import IntEnum
@@ -28,6 +30,9 @@ from cairn.errors import (
     StorageError,
     UserFunctionError,
 )
+
+_COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
+"""What `typer.style` makes of a colour."""
 
 
 class ExitCode(IntEnum):
@@ -82,8 +87,32 @@ def remedy(error: CairnError) -> str | None:
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere without what a terminal would act upon."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    """Text from elsewhere without what a terminal would act upon: control characters, and those that turn writing."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
+
+
+def _shown(text: str, stream: TextIO) -> str:
+    """A line as it may be printed: only the colours that `Output.style` makes are left, and only on a terminal."""
+    if text.isprintable():
+        return text
+    if not wants_colour(stream):
+        return printable(text)
+    return "".join(part if _COLOUR.fullmatch(part) else printable(part) for part in _COLOUR.split(text))
+
+
+def json_text(value: Any) -> str:
+    """A JSON document for people and programs: what is not printable is escaped, which means the same to both."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -100,25 +129,31 @@ class Output:
     def line(self, text: str = "") -> None:
         """A line of the result, for people. Nothing is printed when the result is JSON."""
         if not self.as_json:
-            print(text)
+            print(_shown(text, sys.stdout))
 
     def document(self, value: Any) -> None:
         """The whole result, for programs. Nothing is printed when the result is text."""
         if self.as_json:
-            print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+            print(json_text(value))
+
+    @property
+    def columns(self) -> int:
+        """How wide tables may be: as the terminal is, or wide enough for their text in a pipe."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
 
     def table(self, table: Any) -> None:
-        """A table of rich: as wide as the terminal, or wide enough for its text in a pipe."""
+        """A table of rich; plain text in a pipe, whatever the environment says of colours."""
         from rich.console import Console
 
-        console = Console(no_color=not wants_colour(sys.stdout), highlight=False)
-        if not console.is_terminal:
-            console = Console(width=240, no_color=True, highlight=False)
+        if sys.stdout.isatty():
+            console = Console(no_color=not wants_colour(sys.stdout), highlight=False)
+        else:
+            console = Console(width=self.columns, no_color=True, highlight=False, force_terminal=False)
         console.print(table)
 
     def message(self, text: str) -> None:
         """Something about the work that is not its result."""
-        print(text, file=sys.stderr, flush=True)
+        print(_shown(text, sys.stderr), file=sys.stderr, flush=True)
 
     def style(self, text: str, colour: str, *, stream: TextIO | None = None) -> str:
         if not wants_colour(stream or sys.stdout):

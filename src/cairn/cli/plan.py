@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cairn.cli.output import ExitCode, Output
+from cairn.cli.progress import watching
 from cairn.cli.run import run_job
 from cairn.errors import InvalidInputError
 
@@ -33,7 +34,8 @@ def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: b
 
     StreamExecutionEnvironment.plan_hooks.append(hook)
     try:
-        code = run_job(job, args, config, debug=debug, out=out)
+        with watching(out, f"reading what {job.name} declares; nothing is started or changed", lambda: None):
+            code = run_job(job, args, config, debug=debug, out=out)
     except _Planned:
         show(made[0], out)
         return ExitCode.OK if not made[0].problems else ExitCode.INCOMPATIBLE

@@ -11,7 +11,8 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def run_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: bo
         raise NotFoundError(f"There is no job script {str(job)!r}.", remedy="Check the path; it must be a Python file.")
     _prepare_process(job, args, config)
     try:
-        runpy.run_path(str(job), run_name="__main__")
+        with restoring(config, out):
+            runpy.run_path(str(job), run_name="__main__")
     except SystemExit as end:
         return _code_of(end, out)
     except KeyboardInterrupt:
@@ -80,6 +82,27 @@ def run_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: bo
         _print_from_script(error, job, whole=debug)
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+@contextmanager
+def restoring(config: dict[str, Any], out: Output) -> Iterator[None]:
+    """Shows how much of a snapshot's state is brought into the job, if it is started from one."""
+    if not config.get("execution.state-recovery.path") or out.as_json:
+        yield
+        return
+    from cairn.api import migration
+    from cairn.cli.progress import Step, display
+
+    with display(out) as show:
+
+        def told(uid: str, done: int, total: int) -> None:
+            show(Step(f"restoring {uid}", done, total, "pieces") if done < total else None)
+
+        migration.watchers.append(told)
+        try:
+            yield
+        finally:
+            migration.watchers.remove(told)
 
 
 def _prepare_process(job: Path, args: Sequence[str], config: dict[str, Any]) -> None:

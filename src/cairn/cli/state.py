@@ -10,7 +10,7 @@ import datetime as dt
 import decimal
 import json
 import os
-import time
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from cairn.cli.checkpoints import size
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.output import ExitCode, Output, printable
 from cairn.cli.progress import progress
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.ddl import key_ddl
@@ -40,6 +39,7 @@ from cairn.runtime.snapshots import (
     refuse_key,
 )
 from cairn.storage.savepoints import dispose
+from cairn.view.words import size, when
 
 _PIECES = 32
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"}
@@ -74,28 +74,27 @@ def _text(value: Any) -> str:
 def _table(
     out: Output, title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()
 ) -> None:
-    """A table for people; foreign text is shown as it is."""
+    """A table for people; what a terminal would act upon in foreign text is shown, not done."""
     if out.as_json:
         return
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left")
+    out.line(title)
+    table = Table(box=box.SIMPLE_HEAD)
     for name in names:
-        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+        table.add_column(Text(printable(name)), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[Text(cell if isinstance(cell, str) else _text(cell)) for cell in row])
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+        table.add_row(*[Text(printable(cell if isinstance(cell, str) else _text(cell))) for cell in row])
+    out.table(table)
 
 
 def _head(snapshot: Snapshot) -> str:
     told = snapshot.metadata
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.created_ms / 1000))
     epoch = f"epoch {told.epoch}, " if told.epoch >= 0 else ""
-    return f"{snapshot.kind} of {told.name}, {epoch}{when}, {told.max_parallelism} key groups: {snapshot.path}"
+    made = f"{epoch}{when(told.created_ms)} UTC, {told.max_parallelism} key groups"
+    return f"{snapshot.kind} of {told.name}, {made}: {snapshot.path}"
 
 
 # cairn state
@@ -227,7 +226,10 @@ def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, 
     for name, one, two in pairs:
         added = removed = changed = 0
         rows: list[dict[str, Any]] = []
-        with reading(first, second), progress(out, name.replace("\0", "."), steps(first, second)) as advance:
+        with (
+            reading(first, second),
+            progress(out, f"comparing {name.replace(chr(0), '.')}", steps(first, second)) as advance,
+        ):
             sides = [(one, two)] if one is None or two is None or _alike(one, two) else [(one, None), (None, two)]
             for old, new in sides:
                 for part in compared(first, old, second, new, advance):
@@ -322,7 +324,7 @@ def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
 def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, out: Output) -> int:
     pieces = ranges(snapshot, _PIECES)
     rows = 0
-    with open(path, "xb") as file, progress(out, state.name, len(pieces)) as advance:
+    with open(path, "xb") as file, progress(out, f"writing {state.name}", len(pieces)) as advance:
         writer: Any = None
         if kind == "parquet":
             writer = pq.ParquetWriter(file, state.schema, compression="zstd")
@@ -361,7 +363,7 @@ def verify(path: str, out: Output) -> int:
     """Read every byte of a snapshot and compare it with its checksums."""
     snapshot = open_snapshot(path)
     total = verified_bytes(snapshot)
-    with reading(snapshot), progress(out, "verifying", total, in_bytes=True) as advance:
+    with reading(snapshot), progress(out, "verifying", total, "bytes") as advance:
         problems = verified(snapshot, advance)
     damage = [problem for problem in problems if problem.damage]
     strange = [problem.path for problem in problems if not problem.damage]
@@ -384,8 +386,9 @@ def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Out
     """Delete a savepoint, after asking."""
     plan = dispose(path, dry_run=True, force=force)
     if not dry_run and not yes:
-        if out.as_json:
-            raise InvalidInputError("with --json nobody can be asked: add --yes, or look first with --dry-run")
+        if out.as_json or not sys.stdin.isatty():
+            why = "with --json nobody can be asked" if out.as_json else "nobody can be asked here"
+            raise InvalidInputError(f"{why}, so {plan.path} was left alone: add --yes, or look first with --dry-run")
         import typer
 
         if not typer.confirm(f"Delete {plan.path} with {len(plan.removed)} files ({size(plan.size)})?"):

@@ -117,19 +117,21 @@ def _level(share: float) -> str:
 
 
 def plan(job: JobView) -> Document:
-    """Nodes and what they read, for the job graph. Operators stand in the order of the job."""
+    """The job graph, every node after those that it reads."""
+    parallelism = {operator.uid: operator.parallelism for operator in job.operators}
     nodes: list[Document] = []
-    before: list[str] = []
-    for number, name in enumerate(job.sources):
-        nodes.append({"id": f"source-{number}", "kind": "source", "description": name, "inputs": []})
-        before.append(f"source-{number}")
-    for operator in job.operators:
-        nodes.append({"id": operator.uid, "kind": "operator", "description": operator.name, "inputs": before})
-        before = [operator.uid]
-    nodes.extend(
-        {"id": sink["uid"], "kind": "sink", "description": sink.get("kind", "sink"), "inputs": before}
-        for sink in job.sinks
-    )
+    for vertex_ in job.graph:
+        inputs = [
+            {
+                "num": number,
+                "id": link.id,
+                "ship_strategy": link.ship,
+                **({"side_output": link.side} if link.side else {}),
+            }
+            for number, link in enumerate(vertex_.inputs)
+        ]
+        node = {"id": vertex_.id, "kind": vertex_.kind, "description": vertex_.name, "inputs": inputs}
+        nodes.append(node | {"parallelism": parallelism[vertex_.id]} if vertex_.id in parallelism else node)
     return {"jid": job.job_id, "name": job.name, "nodes": nodes}
 
 
@@ -196,7 +198,7 @@ def checkpoint(info: CheckpointInfo) -> Document:
         "processed_data": 0,
         "persisted_data": info.in_flight_rows,
         "num_subtasks": len(subtasks) or info.parts,
-        "num_acknowledged_subtasks": sum(1 for s in subtasks if s.ack_ms) or info.parts_done,
+        "num_acknowledged_subtasks": _acknowledged(info, subtasks),
         "tasks": {operator.uid: task(operator, info) for operator in info.operators},
     }
     if is_savepoint(info):
@@ -209,6 +211,13 @@ def checkpoint(info: CheckpointInfo) -> Document:
     return told
 
 
+def _acknowledged(info: CheckpointInfo, subtasks: Sequence[SubtaskStats]) -> int:
+    """All of them once it is completed, also those that had nothing to do since the checkpoint before."""
+    if info.status.value == "COMPLETED":
+        return len(subtasks) or info.parts
+    return sum(1 for s in subtasks if s.ack_ms) or info.parts_done
+
+
 def task(operator: OperatorStats, info: CheckpointInfo) -> Document:
     acks = [subtask.ack_ms for subtask in operator.subtasks]
     return {
@@ -219,7 +228,7 @@ def task(operator: OperatorStats, info: CheckpointInfo) -> Document:
         "state_size": sum(s.full_bytes for s in operator.subtasks),
         "end_to_end_duration": max((_since(info, s) for s in operator.subtasks), default=0),
         "num_subtasks": len(acks),
-        "num_acknowledged_subtasks": sum(1 for ack in acks if ack),
+        "num_acknowledged_subtasks": _acknowledged(info, operator.subtasks),
     }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from cairn.view.records import Health, JobView, is_savepoint
+from cairn.view.words import ago, count, duration
 
 _SKEWED = 0.5
 _SLOWER = 3.0
 _NOTICEABLE_MS = 1000
+_LATELY_MS = 300_000
 
 
 def health_of(job: JobView) -> Health:
@@ -27,6 +29,10 @@ def health_of(job: JobView) -> Health:
     _checkpoints(job, bad, warn)
     if job.status == "RESTARTING":
         bad.append("The job failed and is being restarted; Exceptions has the cause.")
+    failed = next((event.time_ms for event in job.exceptions), 0)
+    if failed and job.status != "RESTARTING" and job.now_ms - failed < _LATELY_MS:
+        told = f"It failed {ago(failed, job.now_ms)} and was started again without losing anything"
+        warn.append(f"{told}; Exceptions has the cause.")
     for operator in job.operators:
         if operator.level == "high":
             share = f"{operator.backpressured:.0%}"
@@ -62,9 +68,16 @@ def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
 
 
 def _good(job: JobView) -> list[str]:
+    """What is well, for somebody who has never seen a job: it works, and could be started again without loss."""
     last = job.checkpoints.latest("COMPLETED")
     told = []
+    if job.epochs:
+        newest = job.epochs[-10:]
+        span = newest[-1].end_ms - (newest[0].end_ms - newest[0].duration_ms)
+        rows = 1000 * sum(epoch.rows_in for epoch in newest) / max(1.0, span)
+        when = ago(newest[-1].end_ms, job.now_ms)
+        told.append(f"It takes in about {count(rows)} rows per second; its newest epoch ended {when}.")
     if last is not None:
-        age = max(0, job.now_ms - last.end_ms) / 1000
-        told.append(f"Checkpoint {last.id} was completed {age:.0f} s ago and took {last.duration_ms} ms.")
+        age = ago(last.end_ms, job.now_ms)
+        told.append(f"It could go on from checkpoint {last.id}, completed {age} in {duration(last.duration_ms)}.")
     return told

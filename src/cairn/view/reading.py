@@ -27,6 +27,7 @@ from cairn.view.records import (
     StateView,
     SubtaskView,
 )
+from cairn.view.topology import graph_of
 
 _ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "canceled": "CANCELED", "failed": "FAILED"}
 _LOAD_EPOCHS = 20
@@ -90,6 +91,8 @@ class JobReader:
         parallelism = record.parallelism if record is not None else 0
         operators = _operators(manifest, identity, epochs, totals)
         restores = _restores(events)
+        sources = list(manifest.source_names) if manifest is not None else []
+        sinks = list(facts.get("sinks", []))
         return JobView(
             job_id=identity.job_id,
             name=identity.name,
@@ -109,9 +112,10 @@ class JobReader:
             state_bytes=sum(operator.state_bytes for operator in operators),
             url=address.url if address is not None and status not in ENDED else "",
             config=dict(facts.get("config", {})),
-            sources=list(manifest.source_names) if manifest is not None else [],
-            sinks=list(facts.get("sinks", [])),
+            sources=sources,
+            sinks=sinks,
             operators=operators,
+            graph=graph_of(facts.get("graph"), sources, [(op.uid, op.name) for op in operators], sinks),
             epochs=list(epochs),
             checkpoints=self._checkpoints(restores),
             restores=restores,

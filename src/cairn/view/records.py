@@ -8,6 +8,7 @@ import msgspec
 
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.view.journal import EpochStats, Event
+from cairn.view.topology import Vertex
 
 ENDED = ("FINISHED", "CANCELED", "FAILED", "CRASHED")
 LEVELS = ((0.1, "ok"), (0.5, "low"), (1.0, "high"))
@@ -168,6 +169,8 @@ class JobView(msgspec.Struct, frozen=True):
     sources: list[str]
     sinks: list[dict[str, str]]
     operators: list[OperatorView]
+    graph: list[Vertex]
+    """Every vertex after those that it reads."""
     epochs: list[EpochStats]
     """Oldest first, at most some thousand."""
     checkpoints: CheckpointsView

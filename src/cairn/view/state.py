@@ -27,6 +27,7 @@ from cairn.runtime.snapshots import (
     find_rows,
     first_rows,
     open_snapshot,
+    refuse_key,
     retained,
 )
 from cairn.view.reading import unevenness
@@ -112,7 +113,8 @@ def summary(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotState
         groups[entry["values"]] = entry["counts"]
     hidden = masks.hides(operator.uid, state.name)
     biggest = [] if hidden else _biggest(state, joined)
-    keys = joined.group_by(state.columns.keys).aggregate([]).num_rows if joined.num_rows else 0
+    named = list(state.columns.keys)  # none for what belongs to subtasks
+    keys = joined.group_by(named).aggregate([]).num_rows if joined.num_rows and named else 0
     return StateSummary(
         operator.uid, state.name, state.spec.kind, state.spec.value_type,
         state.rows if state.rows is not None else rows,
@@ -124,7 +126,7 @@ def summary(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotState
 def _biggest(state: SnapshotState, table: pa.Table, count: int = 10) -> list[tuple[str, int]]:
     """Key and number of entries, or bytes of the value where a key has one value."""
     names = list(state.columns.keys)
-    if not table.num_rows:
+    if not table.num_rows or not names:
         return []
     if state.spec.has_entries:
         grouped = table.group_by(names).aggregate([([], "count_all")])
@@ -204,6 +206,7 @@ def lookup(snapshot: Snapshot, uid: str, state_name: str, text: str, masks: Mask
     """The state of one key."""
     operator = snapshot.operator(uid)
     state = operator.state(state_name)
+    refuse_key(operator, state)
     rows = find_rows(snapshot, operator, state, parse_key(operator, text))
     hidden = masks.hides(uid, state.name)
     value = _HIDDEN if hidden else shown(as_python(state, rows)) if rows.num_rows else ""

@@ -1,4 +1,4 @@
-"""Charts and the job graph as SVG, made on the server: no script, no inline style, values as `<title>`."""
+"""Charts as SVG, made on the server: no script, no inline style, values as `<title>`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from cairn.view.records import JobView, OperatorView, is_savepoint
+from cairn.view.records import JobView, is_savepoint
 from cairn.view.words import count, duration, size
 
 WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
 _MOST = 240
-_IDLE, _BUSY, _BLOCKED = (0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), (0x88, 0x88, 0x88)
-"""Flink's colours of a node of the job graph."""
-_NODE, _NODE_HEIGHT, _GAP = 216, 102, 46
 
 Point = tuple[float, float]
 
@@ -188,83 +185,3 @@ def bars(values: Sequence[int], title: str) -> Markup:
     return Markup('<svg class="bars" viewBox="0 0 {} 62" role="img" aria-label="{}">{}</svg>').format(
         WIDTH, f"{title}: highest {top:,}", Markup("").join(parts)
     )
-
-
-# The job graph.
-
-
-def colour_of(operator: OperatorView) -> str:
-    """Flink's blend: from blue to red by how busy, then to grey by how backpressured."""
-    busy = _blend(_IDLE, _BUSY, operator.busy)
-    return "#{:02x}{:02x}{:02x}".format(*_blend(busy, _BLOCKED, operator.backpressured))
-
-
-def _blend(start: tuple[int, int, int], end: tuple[int, int, int], share: float) -> tuple[int, int, int]:
-    share = min(1.0, max(0.0, share))
-    mixed = [round(a + (b - a) * share) for a, b in zip(start, end, strict=True)]
-    return mixed[0], mixed[1], mixed[2]
-
-
-def graph(job: JobView) -> Markup:
-    """Sources, operators and sinks from left to right."""
-    columns: list[list[tuple[str, list[str], str, str]]] = []
-    if job.sources:
-        columns.append([("source", [_short(name), "source"], "#ffffff", "") for name in job.sources])
-    for operator in job.operators:
-        lines = [
-            operator.name,
-            f"uid {operator.uid} · parallelism {operator.parallelism}",
-            f"in {count(operator.rows_in)} · out {count(operator.rows_out)}",
-            f"Backpressured (max): {operator.backpressured:.0%}",
-            f"Busy (max): {operator.busy:.0%} · skew {operator.skew:.0%}",
-        ]
-        columns.append([("operator", lines, colour_of(operator), f"/jobs/{job.job_id}/operators/{operator.uid}")])
-    if job.sinks:
-        columns.append(
-            [("sink", [sink.get("uid", ""), f"sink, {sink.get('kind', '')}"], "#ffffff", "") for sink in job.sinks]
-        )
-    if not columns:
-        return Markup('<p class="empty">The job has not committed an epoch yet.</p>')
-    height = max(len(column) for column in columns) * (_NODE_HEIGHT + 16)
-    width = len(columns) * (_NODE + _GAP) - _GAP
-    parts: list[Markup] = []
-    before: list[float] = []
-    for place, column in enumerate(columns):
-        x = place * (_NODE + _GAP)
-        middles = [height * (row + 0.5) / len(column) for row in range(len(column))]
-        for middle in middles:
-            parts += [_edge(x - _GAP, other, x - 4, middle) for other in before]
-        for (kind, lines, colour, link), middle in zip(column, middles, strict=True):
-            parts.append(_node(kind, lines, colour, link, x, middle - _NODE_HEIGHT / 2))
-        before = middles
-    return Markup(
-        '<div class="graph" tabindex="0" role="region" aria-label="Job graph">'
-        '<svg width="{}" height="{}" viewBox="0 0 {} {}">{}</svg></div>'
-    ).format(
-        width, height, width, height, Markup("").join(parts)
-    )  # fmt: skip
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
-
-
-def _edge(x1: float, y1: float, x2: float, y2: float) -> Markup:
-    middle = (x1 + x2) / 2
-    return Markup(
-        '<path class="edge" d="M{} {} C{} {} {} {} {} {}"/><path class="arrow" d="M{} {} l-7 -4 v8 z"/>'
-    ).format(x1, y1, middle, y1, middle, y2, x2, y2, x2 + 4, y2)
-
-
-def _node(kind: str, lines: Sequence[str], colour: str, link: str, x: float, y: float) -> Markup:
-    text = Markup("").join(
-        Markup('<text class="{}" x="{}" y="{}">{}</text>').format(
-            "node-name" if at == 0 else "node-text", x + 10, y + 20 + at * 17, _short(line) if at == 0 else line
-        )
-        for at, line in enumerate(lines)
-    )
-    box = Markup('<rect class="node node-{}" x="{}" y="{}" width="{}" height="{}" rx="6" fill="{}"/>').format(
-        kind, x + 1, y + 1, _NODE - 2, _NODE_HEIGHT - 2, colour
-    )
-    body = box + text
-    return Markup('<a href="{}" aria-label="{}">{}</a>').format(link, f"Operator {lines[0]}", body) if link else body

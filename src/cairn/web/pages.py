@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
 import shlex
 from collections.abc import Callable
 from importlib.metadata import version
@@ -12,16 +15,21 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cairn.errors import CairnError, InvalidInputError, NotFoundError
+from cairn.errors import CairnError, InternalError, InvalidInputError, NotFoundError
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage import layout
 from cairn.view import documents, words
 from cairn.view import state as states
 from cairn.view.health import health_of
 from cairn.view.records import JobView, is_savepoint
 from cairn.web import charts, rest
 from cairn.web.catalogue import Catalogue
+from cairn.web.graph import graph as draw
+from cairn.web.graph import shown_name
 from cairn.web.options import WebOptions
 from cairn.web.problems import of_error
 
+_log = logging.getLogger("cairn.web")
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = 50
 TABS = (
@@ -47,6 +55,7 @@ def environment() -> Environment:
         "percent": words.percent,
     }  # fmt: skip
     made.globals |= {"ago": words.ago, "version": version("cairn"), "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
+    made.filters["quoted"] = shlex.quote
     made.tests["savepoint"] = is_savepoint
     return made
 
@@ -72,6 +81,10 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
             return render(template, **facts, **make(job))
         except CairnError as error:
             return render("error.html", of_error(error).status_code, error=error, jobid=jobid)
+        except Exception:  # noqa: BLE001 - a page says that it cannot be shown; the log has the cause
+            _log.exception("the page %r of job %s cannot be shown", template, jobid)
+            unforeseen = InternalError("an error that nobody foresaw; the log of the server has it")
+            return render("error.html", 500, error=unforeseen, jobid=jobid)
 
     @pages.get("/")
     def home() -> HTMLResponse:
@@ -82,7 +95,8 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     def overview(jobid: str) -> HTMLResponse:
         def make(job: JobView) -> dict[str, Any]:
             return {
-                "graph": charts.graph(job),
+                "graph": draw(job),
+                "names": {vertex.id: shown_name(vertex) for vertex in job.graph},
                 "charts": charts.job_charts(job),
                 "last": job.checkpoints.latest("COMPLETED"),
             }
@@ -156,15 +170,15 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     def savepoints(jobid: str, before: str = "", after: str = "") -> HTMLResponse:
         def make(job: JobView) -> dict[str, Any]:
             found = [info for info in job.checkpoints.history if is_savepoint(info)]
-            done = [i for i in job.checkpoints.history if i.status.value == "COMPLETED" and not i.discarded]
+            done = _openable(job)
             numbers = rest.number_of(before), rest.number_of(after)
             differences = None
             if numbers[0] is not None and numbers[1] is not None:
                 paths = [rest.snapshot_of(job, number).path for number in numbers]
                 differences = states.compare(paths[0], paths[1], options.masks)
             return {
-                "savepoints": found, "choices": done[:200], "differences": differences, "before": numbers[0],
-                "after": numbers[1], "roots": [str(job.config.get("savepoint_dir", "")), *options.savepoint_roots],
+                "savepoints": found, "there": {info.id for info in found if _there(info)}, "choices": done,
+                "differences": differences, "before": numbers[0], "after": numbers[1],
             }  # fmt: skip
 
         return job_page("savepoints.html", jobid, "/savepoints", make)
@@ -180,10 +194,21 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     return pages
 
 
+def _there(info: CheckpointInfo) -> bool:
+    """Whether a completed savepoint still exists: it is its owner's, who may have deleted or moved it."""
+    return bool(info.path) and os.path.isfile(os.path.join(info.path, layout.METADATA))
+
+
+def _openable(job: JobView, most: int = 200) -> list[CheckpointInfo]:
+    """The newest checkpoints and savepoints that can be looked into."""
+    kept = (i for i in job.checkpoints.history if i.status.value == "COMPLETED" and not i.discarded)
+    return list(itertools.islice((i for i in kept if not is_savepoint(i) or _there(i)), most))
+
+
 def state_facts(job: JobView, checkpoint: str, uid: str, state: str, key: str, masks: states.Masks) -> dict[str, Any]:
     """What the State page shows: the states of the chosen checkpoint and operator, and the key that was asked for."""
     number = rest.number_of(checkpoint)
-    choices = [i for i in job.checkpoints.history if i.status.value == "COMPLETED" and not i.discarded][:200]
+    choices = _openable(job)
     facts: dict[str, Any] = {
         "choices": choices, "number": number, "snapshot": None, "operator": None, "summaries": [], "key": key,
         "state": state, "found": None, "history": [], "problem": "", "sample": [], "bars": charts.bars,

@@ -48,7 +48,7 @@ class Problem(BaseModel):
 
 _TITLES = {
     400: "The request cannot be understood", 401: "A token is needed", 403: "Not allowed", 404: "Not found",
-    405: "Not that way", 409: "It cannot be done now", 413: "Too large", 415: "JSON is needed",
+    405: "Not that way", 408: "Too slow", 409: "It cannot be done now", 413: "Too large", 415: "JSON is needed",
     421: "Not this host", 422: "A value does not fit", 429: "Too many", 500: "Something is wrong",
     503: "Storage trouble",
 }  # fmt: skip
@@ -88,5 +88,5 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        _log.error("%s %r failed", request.method, request.url.path, exc_info=error)
         return problem(500, "internal", "an error that nobody foresaw; the log of the server has it")

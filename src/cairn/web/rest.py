@@ -24,6 +24,7 @@ from cairn.view import state as states
 from cairn.view.records import JobView, OperatorView, is_savepoint
 from cairn.web import shapes
 from cairn.web.catalogue import Catalogue
+from cairn.web.disposal import Disposals, allowed_savepoint
 from cairn.web.options import WebOptions
 from cairn.web.problems import Problem
 from cairn.web.triggers import Triggers, allowed_target
@@ -44,6 +45,7 @@ PROBLEMS: dict[int | str, Document] = {
         422: "a value does not fit", 503: "the storage cannot be reached",
     }.items()
 }  # fmt: skip
+_FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _STREAMS = 16
 _PULSE = 1.0
 
@@ -188,7 +190,7 @@ def _csv(names: Iterable[str], rows: Iterable[Iterable[Any]], file: str) -> Resp
     writer = csv.writer(out)
     writer.writerow(names)
     for row in rows:
-        writer.writerow([f"'{v}" if isinstance(v, str) and v[:1] in "=+-@\t\r" and v else v for v in row])
+        writer.writerow([f"'{v}" if isinstance(v, str) and v.lstrip()[:1] in _FORMULAS and v else v for v in row])
     headers = {"Content-Disposition": f'attachment; filename="{file}"'}
     return Response(out.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -288,6 +290,7 @@ def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
 def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     triggers = Triggers()
+    disposals = Disposals()
     accepted = 202
 
     @api.post("/jobs/{jobid}/checkpoints", tags=["changes"], status_code=accepted)
@@ -328,6 +331,19 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     def cancel(jobid: JobId, mode: Annotated[str, Query(pattern="^cancel$")] = "cancel") -> shapes.TriggerAnswer:
         """Cancel the job: the running epoch is finished, and nothing more is written."""
         return _start(jobid, None, "cancel", {})
+
+    @api.post("/savepoint-disposal", tags=["changes"], status_code=accepted)
+    def disposal(body: shapes.DisposalBody) -> shapes.TriggerAnswer:
+        """Delete a savepoint of a job here, or one in the directory for savepoints."""
+        chosen = body.triggerId or uuid.uuid4().hex
+        path = allowed_savepoint(catalogue.views(), body.savepoint_path, options.savepoint_roots)
+        disposals.start(path, chosen)
+        return {"request-id": chosen}
+
+    @api.get("/savepoint-disposal/{triggerid}", tags=["changes"])
+    def disposal_status(triggerid: TriggerId) -> shapes.TriggerStatus:
+        """How far the deletion of a savepoint is."""
+        return disposals.find(triggerid)  # type: ignore[return-value]
 
     def _start(jobid: str, trigger_id: str | None, action: str, asked: Document) -> shapes.TriggerAnswer:
         chosen = trigger_id or uuid.uuid4().hex

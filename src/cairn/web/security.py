@@ -4,11 +4,12 @@ A request passes these in order:
 1. its `Host` is one of ours, so that a foreign name pointed to this address gets nothing;
 2. with an open address, or to change something, it carries the token (header, or the cookie of a link with `?token=`);
 3. to change something, it is JSON, and if a browser sent it, it comes from our own page;
-4. its body is small.
+4. its body is small, and is there in time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import MutableMapping
@@ -24,6 +25,7 @@ from cairn.web.problems import problem
 
 _audit = logging.getLogger("cairn.audit")
 MAX_BODY = 64 * 1024
+BODY_SECONDS = 10.0
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -69,15 +71,21 @@ class Guard:
             await refused(scope, receive, send_with_headers)
             return
         if scope["method"] not in _SAFE:
-            body = await _read(receive)
+            try:
+                body = await asyncio.wait_for(_read(receive), BODY_SECONDS)
+            except TimeoutError:
+                too_slow = problem(408, "invalid-input", f"the body did not arrive within {BODY_SECONDS:.0f} s")
+                await too_slow(scope, receive, send_with_headers)
+                return
             if body is None:
                 too_large = problem(413, "invalid-input", f"the body is larger than {MAX_BODY} bytes")
                 await too_large(scope, receive, send_with_headers)
                 return
             who = scope.get("client") or ("?", 0)
             _audit.info(
-                "%s %s from %s: %s", scope["method"], scope["path"], who[0], body[:500].decode("utf-8", "replace")
-            )
+                "%s %s from %s: %s", scope["method"], one_line(scope["path"]), who[0],
+                one_line(body[:500].decode("utf-8", "replace")),
+            )  # fmt: skip
             receive = _replay(body, receive)
         await self._app(scope, receive, send_with_headers)
 
@@ -141,6 +149,11 @@ class Guard:
 
     def _fits(self, given: str) -> bool:
         return secrets.compare_digest(given.encode("utf-8", "replace"), self._options.token.encode())
+
+
+def one_line(text: str) -> str:
+    """Foreign text for a log: what would begin another line, or steer a terminal, is written out."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _name(host: str) -> str:

@@ -82,3 +82,8 @@ class StopBody(_Body):
     drain: bool = False
     formatType: Literal["CANONICAL"] = "CANONICAL"
     triggerId: Id | None = None
+
+
+class DisposalBody(_Body):
+    savepoint_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(alias="savepoint-path")
+    triggerId: Id | None = None

@@ -15,8 +15,8 @@ from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.view.records import JobView
 
-_REMEMBERED = 1000
-_AT_ONCE = 32
+REMEMBERED = 1000
+AT_ONCE = 32
 _PATIENCE = 3600.0
 
 
@@ -52,10 +52,10 @@ class Triggers:
                     f"job '{job.job_id}' is {job.status} and cannot be asked for anything",
                     remedy="Start it again; what is committed is intact.",
                 )
-            if sum(1 for trigger in self._known.values() if not trigger.done.is_set()) >= _AT_ONCE:
-                raise CheckpointFailedError(f"{_AT_ONCE} requests are under way already; wait for one of them")
+            if sum(1 for trigger in self._known.values() if not trigger.done.is_set()) >= AT_ONCE:
+                raise CheckpointFailedError(f"{AT_ONCE} requests are under way already; wait for one of them")
             trigger = self._known[key] = Trigger(action, asked)
-            for old in [k for k, t in self._known.items() if t.done.is_set()][: max(0, len(self._known) - _REMEMBERED)]:
+            for old in [k for k, t in self._known.items() if t.done.is_set()][: max(0, len(self._known) - REMEMBERED)]:
                 del self._known[old]
         files = LocalFileSystem(job.directory)
         threading.Thread(target=_ask, args=(files, trigger, trigger_id), name="cairn-trigger", daemon=True).start()
@@ -66,23 +66,21 @@ class Triggers:
         if trigger is None or trigger.action not in actions:
             made = next((info for info in job.checkpoints.history if info.request and info.request == trigger_id), None)
             if made is None or "savepoint" not in actions:
-                raise NotFoundError(
-                    f"job '{job.job_id}' was not asked for anything with the id {trigger_id[:128]!r} here"
-                )
+                raise unknown(f"job '{job.job_id}'", trigger_id)
             if made.status.value == "IN_PROGRESS":
-                return _document("IN_PROGRESS", None)
-            failed = {"failure-cause": _cause(made.failure)} if made.status.value == "FAILED" else {}
-            return _document("COMPLETED", failed or {"location": made.path})
+                return document("IN_PROGRESS", None)
+            failed = {"failure-cause": cause(made.failure)} if made.status.value == "FAILED" else {}
+            return document("COMPLETED", failed or {"location": made.path})
         if not trigger.done.is_set():
-            return _document("IN_PROGRESS", None)
+            return document("IN_PROGRESS", None)
         answer = trigger.answer
         if "error" in answer:
             word = "failureCause" if trigger.action == "checkpoint" else "failure-cause"
-            return _document("COMPLETED", {word: _cause(str(answer["error"]))})
+            return document("COMPLETED", {word: cause(str(answer["error"]))})
         info = answer.get("checkpoint", {})
         if trigger.action == "checkpoint":
-            return _document("COMPLETED", {"checkpointId": info.get("id", 0)})
-        return _document("COMPLETED", {"location": info.get("path", "")})
+            return document("COMPLETED", {"checkpointId": info.get("id", 0)})
+        return document("COMPLETED", {"location": info.get("path", "")})
 
 
 def _ask(files: LocalFileSystem, trigger: Trigger, trigger_id: str) -> None:
@@ -96,11 +94,15 @@ def _ask(files: LocalFileSystem, trigger: Trigger, trigger_id: str) -> None:
         trigger.done.set()
 
 
-def _cause(text: str) -> dict[str, str]:
+def unknown(who: str, trigger_id: str) -> NotFoundError:
+    return NotFoundError(f"{who} was not asked for anything with the id {trigger_id[:128]!r} here")
+
+
+def cause(text: str) -> dict[str, str]:
     return {"class": "CheckpointFailedError", "stack-trace": text}
 
 
-def _document(status: str, operation: dict[str, Any] | None) -> dict[str, Any]:
+def document(status: str, operation: dict[str, Any] | None) -> dict[str, Any]:
     return {"status": {"id": status}, "operation": operation}
 
 
@@ -117,12 +119,16 @@ def allowed_target(job: JobView, given: str | None, roots: Sequence[str]) -> str
     if "\0" in given:
         raise InvalidInputError("a directory cannot have a null character in it")
     wanted = os.path.realpath(local_root(given))
-    for root in filter(None, (own, *roots)):
-        below = os.path.realpath(local_root(root))
-        if wanted == below or wanted.startswith(below.rstrip(os.sep) + os.sep):
-            return wanted
+    if any(below(wanted, root) for root in filter(None, (own, *roots))):
+        return wanted
     raise InvalidInputError(
         "savepoints may be written over the web below execution.checkpointing.savepoint-dir and "
         "cairn.web.savepoint-roots only",
         remedy="Use the command line for another place: cairn savepoint JOB DIR.",
     )
+
+
+def below(real_path: str, root: str) -> bool:
+    """Whether a real path is a directory or lies in it, links followed."""
+    top = os.path.realpath(local_root(root))
+    return real_path == top or real_path.startswith(top.rstrip(os.sep) + os.sep)

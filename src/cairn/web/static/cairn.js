@@ -22,11 +22,23 @@
       navigator.clipboard.writeText(button.dataset.copy).then(() => { button.textContent = "copied"; setTimeout(() => { button.textContent = "copy"; }, 1500); }, () => {});
     } else if (button.dataset.open) {
       const dialog = document.getElementById(button.dataset.open);
-      if (dialog) { const told = dialog.querySelector(".outcome"); told.textContent = ""; told.classList.remove("failed"); dialog.showModal(); dialog.querySelector("[data-go]").focus(); }
+      if (dialog) { fill(dialog, button); const told = dialog.querySelector(".outcome"); told.textContent = ""; told.classList.remove("failed"); dialog.showModal(); dialog.querySelector(dialog.querySelector(".danger") ? "[value=close]" : "[data-go]").focus(); }
     } else if (button.dataset.go !== undefined) {
       change(button.closest("form"), button);
     }
   });
+
+  /* One dialog for many rows: what the button of the row says goes in. */
+  function fill(dialog, button) {
+    if (button.dataset.target === undefined) return;
+    for (const place of dialog.querySelectorAll("[data-fill]")) place.textContent = button.dataset[place.dataset.fill];
+    dialog.querySelector("[name=target]").value = button.dataset.target;
+    dialog.querySelector("[data-copy]").dataset.copy = button.dataset.command;
+    dialog.querySelector("[data-go]").disabled = false;
+  }
+
+  /* What was deleted is not shown any longer. */
+  for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("close", () => { if (dialog.dataset.done) location.reload(); });
 
   async function change(form, button) {
     const action = form.dataset.action, url = form.dataset.url, told = form.querySelector(".outcome");
@@ -34,18 +46,21 @@
     const target = form.elements.target ? form.elements.target.value : null;
     const id = "web-" + Array.from(crypto.getRandomValues(new Uint8Array(12)), (b) => b.toString(16).padStart(2, "0")).join("");
     const body = { triggerId: id };
-    if (target) body[action === "stop" ? "targetDirectory" : "target-directory"] = target;
+    if (action === "dispose") body["savepoint-path"] = target;
+    else if (target) body[action === "stop" ? "targetDirectory" : "target-directory"] = target;
     if (action === "stop") body.drain = form.elements.drain.checked;
     const say = (text, failed) => { told.textContent = text; told.classList.toggle("failed", Boolean(failed)); };
     button.disabled = true;
-    say("Asking the job …");
+    say(action === "dispose" ? "Deleting …" : "Asking the job …");
     try {
       const cancel = action === "cancel";
-      const answer = await fetch(cancel ? url + "?mode=cancel" : url + (action === "stop" ? "/stop" : "/savepoints"),
+      const places = { cancel: "?mode=cancel", stop: "/stop", savepoint: "/savepoints", dispose: "" };
+      const answer = await fetch(url + places[action],
         { method: cancel ? "PATCH" : "POST", headers: { "Content-Type": "application/json" }, body: cancel ? "{}" : JSON.stringify(body), credentials: "same-origin" });
       const document_ = await answer.json();
       if (!answer.ok) { say([document_.detail, document_.remedy].filter(Boolean).join(". "), true); return; }
-      await follow(url + "/savepoints/" + document_["request-id"], say, action);
+      const done = await follow(url + (action === "dispose" ? "/" : "/savepoints/") + document_["request-id"], say, action);
+      if (done && action === "dispose") { form.closest("dialog").dataset.done = "yes"; form.querySelector("[value=close]").focus(); }
     } catch (error) {
       say("The server did not answer: " + error.message, true);
     } finally {
@@ -58,12 +73,13 @@
     for (;;) {
       const answer = await fetch(url, { credentials: "same-origin" });
       const told = await answer.json();
-      if (!answer.ok) { say(told.detail, true); return; }
+      if (!answer.ok) { say(told.detail, true); return false; }
       if (told.status.id === "COMPLETED") {
         const cause = told.operation && told.operation["failure-cause"];
+        const words = { savepoint: "Written: ", stop: "Stopped; the savepoint is ", cancel: "Canceled.", dispose: "Deleted." };
         if (cause) say(cause["stack-trace"], true);
-        else say((action === "savepoint" ? "Written: " : action === "stop" ? "Stopped; the savepoint is " : "Canceled.") + (told.operation && told.operation.location ? told.operation.location : ""));
-        return;
+        else say(words[action] + (told.operation && told.operation.location ? told.operation.location : ""));
+        return !cause;
       }
       say("Under way for " + duration(Date.now() - began) + " …");
       await new Promise((done) => setTimeout(done, 500));
