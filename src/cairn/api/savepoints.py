@@ -9,12 +9,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import msgspec
 import xxhash
 from pyspark.sql import SparkSession
 
+from cairn import __version__
 from cairn.api.background import Background
 from cairn.api.origin import note_taken
 from cairn.api.sources import copy_sources
@@ -137,7 +137,7 @@ class SparkSavepoints:
             source_names=list(manifest.source_names),
             incarnation=manifest.incarnation,
             drained=order.drained,
-            version=version("cairn"),
+            version=__version__,
         )
 
     def _begin(self, order: SavepointOrder) -> SavepointFolder:

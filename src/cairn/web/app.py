@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI, Response
 from fastapi.staticfiles import StaticFiles
 
+from cairn import __version__
 from cairn.web import metrics, pages, problems, rest
 from cairn.web.catalogue import Catalogue
 from cairn.web.options import WebOptions
@@ -19,7 +19,7 @@ STATIC = Path(__file__).parent / "static"
 def create_app(catalogue: Catalogue, options: WebOptions) -> FastAPI:
     app = FastAPI(
         title="cairn",
-        version=version("cairn"),
+        version=__version__,
         description="Jobs, checkpoints, savepoints and state of cairn, with Flink's paths.",
         docs_url=None,  # its page would come from another host
         redoc_url=None,

@@ -7,7 +7,6 @@ import logging
 import os
 import shlex
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from cairn import __version__
 from cairn.errors import CairnError, InternalError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
@@ -54,7 +54,7 @@ def environment() -> Environment:
         "size": words.size, "duration": words.duration, "count": words.count, "when": words.when,
         "percent": words.percent,
     }  # fmt: skip
-    made.globals |= {"ago": words.ago, "version": version("cairn"), "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
+    made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
     made.filters["quoted"] = shlex.quote
     made.tests["savepoint"] = is_savepoint
     return made

@@ -9,13 +9,13 @@ import json
 import os
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from cairn import __version__
 from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.runtime.snapshots import Snapshot, open_snapshot
 from cairn.storage import layout
@@ -77,7 +77,7 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
     @api.get("/config", tags=["server"])
     def config() -> Document:
         """The versions and the pace of the page."""
-        return {"cairn-version": version("cairn"), "refresh-interval": int(_PULSE * 1000)}
+        return {"cairn-version": __version__, "refresh-interval": int(_PULSE * 1000)}
 
     @api.get("/overview", tags=["server"])
     def overview() -> Document:
@@ -86,7 +86,7 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
         words = {"jobs-running": ("RUNNING", "RESTARTING", "CREATED"), "jobs-finished": ("FINISHED",)}
         words |= {"jobs-cancelled": ("CANCELED",), "jobs-failed": ("FAILED", "CRASHED")}
         counted = {name: sum(1 for word in found if word in of) for name, of in words.items()}
-        return {**counted, "cairn-version": version("cairn")}
+        return {**counted, "cairn-version": __version__}
 
     @api.get("/jobs", tags=["jobs"])
     def jobs() -> shapes.JobIds:
