@@ -20,7 +20,7 @@ from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
 from cairn.model.limits import wrong_numbers
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
 
 _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
@@ -71,6 +71,7 @@ class CheckpointStore:
         """Files of the history that were read already; they never change."""
         self._last: tuple[tuple[list[str], set[int]], list[CheckpointInfo]] | None = None
         """The newest answer of `history`, and what it was made from."""
+        self._identity: JobIdentity | None = None
 
     def complete(self, checkpoint: Checkpoint) -> None:
         """The one step that makes the checkpoint exist."""
@@ -81,7 +82,20 @@ class CheckpointStore:
         checkpoint = decode_checkpoint(self.files.read(path), f"{self.files.root}/{path}")
         if checkpoint.id != number:
             raise CorruptFileError(f"{self.files.root}/{path} holds checkpoint {checkpoint.id}", path=path)
+        self._refuse_foreign(checkpoint, f"{self.files.root}/{path}")
         return checkpoint
+
+    def _refuse_foreign(self, checkpoint: Checkpoint, name: str) -> None:
+        """What another job made is no checkpoint of this one, wherever it was copied to: its state is not this job's,
+        and its pickles are not to be trusted."""
+        mine = self._identity = self._identity or load_identity(self.files)
+        if mine is not None and not mine.made(checkpoint.manifest.incarnation, checkpoint.job_id):
+            raise CorruptFileError(
+                f"{name} is refused: another job made it ('{checkpoint.job_id}', {checkpoint.manifest.incarnation}), "
+                f"and it lies in the directory of '{mine.job_id}' ({mine.incarnation}). The directory has been mixed "
+                "up: move that folder back to where it comes from.",
+                path=name,
+            )
 
     def numbers(self) -> list[int]:
         """Completed checkpoints, ascending. Folders without `_metadata` are none."""

@@ -1,0 +1,145 @@
+"""Checkpoints that are not what they seem: another job's, hostile, too large, or such that cannot be read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.restoring import checkpoint_of, harness, restored, savepoint_of, shape_of
+from tests.unit.test_restore_savepoint import Pickled
+
+from cairn import KeyedProcessFunction, ValueStateDescriptor
+from cairn.api.origin import made_here
+from cairn.api.planning import JobShape
+from cairn.api.recovery import Recovered, plan_restore, recover
+from cairn.api.restore import newest_intact
+from cairn.api.snapshots import find, of_checkpoint
+from cairn.config import Settings
+from cairn.errors import CorruptFileError, IncompatibleStateError
+from cairn.model.checkpoint import Checkpoint
+from cairn.runtime.snapshots import open_snapshot
+from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.savepoints import encode_savepoint, read_savepoint
+from cairn.testing.faults import flip_bit
+from cairn.testing.harness import UID
+
+replace = msgspec.structs.replace
+
+
+class Sum(KeyedProcessFunction):
+    def open(self, runtime_context: Any) -> None:
+        self.total = runtime_context.get_state(ValueStateDescriptor("sum", "bigint"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterable[Any]:
+        self.total.update((self.total.value() or 0) + value.n)
+        yield value.key, str(self.total.value())
+
+
+def run(folder: Path, *numbers: int, **settings: Any) -> JobShape:
+    """An epoch for each number, which is added to every key."""
+    with harness(Sum(), folder, **settings) as job:
+        for n in numbers:
+            job.push(*[(f"k{i}", n) for i in range(10)])
+            job.run_epoch()
+        return shape_of(job)
+
+
+def started(folder: Path, shape: JobShape) -> Recovered:
+    """What a plain start does before its first epoch."""
+    files = LocalFileSystem(str(folder))
+    return recover(files, "harness", "harness", Settings(), shape.parallelism, 128, list(shape.operators), now_ms=9000)
+
+
+def rewritten(job: Path, change: Callable[[Checkpoint], Checkpoint]) -> None:
+    path = job / "chk-1" / "_metadata"
+    made = change(decode_checkpoint(path.read_bytes(), "x"))
+    path.unlink()
+    path.write_bytes(encode_checkpoint(made))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Another job's.
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> tuple[Path, JobShape]:
+    """A job whose chk-1 is another job's of the same name, which holds all of its state itself."""
+    shape = run(tmp_path / "a", 1, 1, inline_threshold=20_000)
+    run(tmp_path / "b", 1000, 1000, inline_threshold=20_000)
+    shutil.copytree(checkpoint_of(tmp_path / "b"), tmp_path / "a" / "chk-1")
+    return tmp_path / "a", shape
+
+
+def test_a_job_does_not_fall_back_to_another_jobs_checkpoint(mixed: tuple[Path, JobShape]) -> None:
+    job, shape = mixed
+    flip_bit(job / "epochs" / f"{1:020d}", 40)
+    before = tree(job)
+    with pytest.raises(CorruptFileError, match="manifest of epoch 1 is the newest one"):
+        started(job, shape)
+    assert newest_intact(LocalFileSystem(str(job))) is None
+    assert tree(job) == before
+
+
+def test_a_job_does_not_go_back_to_another_jobs_checkpoint(mixed: tuple[Path, JobShape]) -> None:
+    job, shape = mixed
+    before = tree(job)
+    told = r"chk-1/_metadata is refused: another job made it \('harness', \w+\).*move that folder back"
+    for reader in (open_snapshot, find):
+        with pytest.raises(CorruptFileError, match=told):
+            reader(str(job / "chk-1"))
+    with pytest.raises(CorruptFileError, match=told):
+        restored(str(job / "chk-1"), job, shape)
+    assert tree(job) == before
+    with harness(Sum(), job) as made:
+        assert made.state("sum", "k0") == 2
+
+
+def test_a_checkpoint_without_an_incarnation_is_told_by_the_id_of_its_job(tmp_path: Path) -> None:
+    shape = run(tmp_path, 1)
+    checkpoint_of(tmp_path)
+    rewritten(tmp_path, lambda c: replace(c, manifest=replace(c.manifest, incarnation="")))
+    files = LocalFileSystem(str(tmp_path))
+    assert made_here(find(str(tmp_path / "chk-1")), files)
+    restored(str(tmp_path / "chk-1"), tmp_path, shape)
+    rewritten(tmp_path, lambda c: replace(c, job_id="another"))
+    with pytest.raises(CorruptFileError, match="another job made it"):
+        find(str(tmp_path / "chk-1"))
+
+
+def test_lying_in_the_directory_does_not_make_a_checkpoint_the_jobs_own(tmp_path: Path) -> None:
+    run(tmp_path, 1)
+    checkpoint_of(tmp_path)
+    files = LocalFileSystem(str(tmp_path))
+    mine = CheckpointStore(files).load(1)
+    assert made_here(of_checkpoint(files, mine), files)
+    foreign = replace(mine, manifest=replace(mine.manifest, incarnation="another"))
+    assert not made_here(of_checkpoint(files, foreign), files)
+
+
+def test_a_plan_and_a_start_agree_on_the_pickles_of_an_edited_savepoint(tmp_path: Path) -> None:
+    with harness(Pickled(), tmp_path / "a") as job:
+        job.push(("k", 1))
+        job.run_epoch()
+        shape = shape_of(job)
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    files = LocalFileSystem(str(tmp_path / "a"))
+
+    def planned() -> tuple[str, ...]:
+        return plan_restore(files, "harness", Settings(restore_path=path), lambda: shape).problems
+
+    assert planned() == ()
+    stored = read_savepoint(path)
+    Path(path, "_metadata").write_bytes(encode_savepoint(replace(stored, created_ms=stored.created_ms + 1)))
+    refused = f"state '{UID}.any' is pickled, and this job did not make the savepoint as it is"
+    (problem,) = planned()
+    assert refused in problem
+    with pytest.raises(IncompatibleStateError, match=refused):
+        restored(path, tmp_path / "a", shape)
