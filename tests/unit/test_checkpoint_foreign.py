@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,14 +18,18 @@ from cairn import KeyedProcessFunction, ValueStateDescriptor
 from cairn.api.origin import made_here
 from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, plan_restore, recover
-from cairn.api.restore import newest_intact
+from cairn.api.restore import damage, newest_intact
 from cairn.api.snapshots import find, of_checkpoint
 from cairn.config import Settings
-from cairn.errors import CorruptFileError, IncompatibleStateError
+from cairn.coordinator.parties import SystemClock
+from cairn.coordinator.retained import Retained
+from cairn.errors import CorruptFileError, IncompatibleStateError, StorageError
 from cairn.model.checkpoint import Checkpoint
 from cairn.runtime.snapshots import open_snapshot
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
+from cairn.storage.cleanup import expire, sweep
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import ManifestStore
 from cairn.storage.savepoints import encode_savepoint, read_savepoint
 from cairn.testing.faults import flip_bit
 from cairn.testing.harness import UID
@@ -143,3 +149,65 @@ def test_a_plan_and_a_start_agree_on_the_pickles_of_an_edited_savepoint(tmp_path
     assert refused in problem
     with pytest.raises(IncompatibleStateError, match=refused):
         restored(path, tmp_path / "a", shape)
+
+
+# Of which nobody knows what they need.
+
+
+def long_job(folder: Path) -> ManifestStore:
+    """A checkpoint of early epochs, and so many later ones that only the checkpoint needs their files."""
+    settings = {"epochs_retained": 100, "compaction_chain": 3, "inline_threshold": 0}
+    run(folder, 1, 1, **settings)
+    checkpoint_of(folder)
+    run(folder, *[1] * 25, **settings)
+    return ManifestStore(LocalFileSystem(str(folder)))
+
+
+def cleaned_up(store: ManifestStore) -> int:
+    """What a new run deletes after its first commit."""
+    kept = Retained(CheckpointStore(store.files), 1, 5, SystemClock())
+    return expire(store, {epoch: store.load(epoch) for epoch in store.epochs()}, 2, kept.pins([]))
+
+
+def test_storage_that_fails_at_the_start_costs_no_checkpoint_its_files(tmp_path: Path) -> None:
+    store = long_job(tmp_path)
+    metadata = tmp_path / "chk-1" / "_metadata"
+    good = metadata.read_bytes()
+    metadata.unlink()
+    metadata.mkdir()  # reading it fails, as if the storage did
+    with pytest.raises(StorageError, match="chk-1/_metadata"):
+        cleaned_up(store)
+    metadata.rmdir()
+    metadata.write_bytes(good)
+    assert cleaned_up(store) > 0
+    checkpoint = CheckpointStore(store.files).load(1)
+    assert damage(store.files, checkpoint.manifest, thorough=True, checkpoint=checkpoint) == ""
+
+
+def test_with_a_checkpoint_that_cannot_be_read_no_state_file_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = long_job(tmp_path)
+    metadata = tmp_path / "chk-1" / "_metadata"
+    good = metadata.read_bytes()
+    newer = good[:7] + b"2" + good[8:]
+    files = set((tmp_path / "shared" / UID).iterdir())
+    for bad in (good[:-1], newer):
+        metadata.unlink()
+        metadata.write_bytes(bad)
+        caplog.clear()
+        with caplog.at_level(logging.ERROR, logger="cairn.checkpoint"):
+            assert cleaned_up(store) == 0
+        (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert "chk-1 in" in told
+        assert "start the job again" in told
+    assert set((tmp_path / "shared" / UID).iterdir()) == files
+    assert len(store.epochs()) == 2, "manifests go: a checkpoint holds what it needs of them itself"
+    metadata.unlink()
+    metadata.write_bytes(good)
+    checkpoint = CheckpointStore(store.files).load(1)
+    assert damage(store.files, checkpoint.manifest, thorough=True, checkpoint=checkpoint) == ""
+    for path in files:
+        os.utime(path, (0, 0))
+    Retained(CheckpointStore(store.files), 1, 5, SystemClock()).discard(1)
+    assert sweep(store.files), "a later run takes what nobody needs"

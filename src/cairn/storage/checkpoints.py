@@ -116,13 +116,26 @@ class CheckpointStore:
 
     def all(self) -> list[Checkpoint]:
         """All completed checkpoints that can be read, oldest first; the others are told of and left out."""
+        return self.readable()[0]
+
+    def readable(self) -> tuple[list[Checkpoint], list[int]]:
+        """`all()`, and the numbers of those that are damaged, another job's or too new: nobody knows what they need.
+
+        Storage that fails is no damage: its error is raised.
+        """
         found = []
+        unknown = []
         for number in self.numbers():
             try:
                 found.append(self.load(number))
+            except NotFoundError:
+                continue  # deleted meanwhile
+            except StorageError:
+                raise
             except CairnError as error:
                 _log.warning("checkpoint %d is left out: %s", number, error)
-        return found
+                unknown.append(number)
+        return found, unknown
 
     def current(self) -> list[Checkpoint]:
         """`all()` without those that a restore in place gave up: taken after what it went back to, and before it."""
