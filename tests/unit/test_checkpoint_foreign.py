@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.restoring import checkpoint_of, harness, restored, savepoint_of, shape_of
+from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_restore_savepoint import Pickled
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
@@ -25,6 +25,8 @@ from cairn.coordinator.parties import SystemClock
 from cairn.coordinator.retained import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, StorageError
 from cairn.model.checkpoint import Checkpoint
+from cairn.model.manifest import Manifest
+from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import open_snapshot
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
 from cairn.storage.cleanup import expire, sweep
@@ -211,3 +213,116 @@ def test_with_a_checkpoint_that_cannot_be_read_no_state_file_goes(
         os.utime(path, (0, 0))
     Retained(CheckpointStore(store.files), 1, 5, SystemClock()).discard(1)
     assert sweep(store.files), "a later run takes what nobody needs"
+
+
+# Hostile.
+
+
+def with_operator(**changed: Any) -> Callable[[Manifest], Manifest]:
+    return lambda m: replace(m, operators=[replace(m.operators[0], **changed)])
+
+
+def with_handles(**changed: Any) -> Callable[[Manifest], Manifest]:
+    return lambda m: replace(
+        m, operators=[replace(op, chain=[replace(handle, **changed) for handle in op.chain]) for op in m.operators]
+    )
+
+
+def with_state(**changed: Any) -> Callable[[Manifest], Manifest]:
+    return lambda m: replace(
+        m, operators=[replace(op, states=[replace(op.states[0], **changed)]) for op in m.operators]
+    )
+
+
+IMPOSSIBLE: list[tuple[Callable[[Manifest], Manifest], str]] = [
+    (lambda m: replace(m, spark="../secret"), "'../secret' is no folder of Spark's logs"),
+    (lambda m: replace(m, spark="/etc"), "'/etc' is no folder of Spark's logs"),
+    (lambda m: replace(m, max_parallelism=0), "max parallelism of 0"),
+    (lambda m: replace(m, max_parallelism=1 << 40), "max parallelism of 1099511627776"),
+    (lambda m: replace(m, operators=m.operators * 2), "an operator appears twice"),
+    (lambda m: replace(m, abandoned=[(-5, 1 << 62)]), "cannot have given up"),
+    (lambda m: replace(m, abandoned=[(0, m.epoch + 1)]), "cannot have given up"),
+    (lambda m: replace(m, offsets="junk", source_names=["rate"]), "it has one line only: 'junk'"),
+    (lambda m: replace(m, offsets="v1\nnone\n5"), "its second line is no JSON"),
+    (lambda m: replace(m, offsets="v1\n[]\n5"), "its second line is no JSON object"),
+    (lambda m: replace(m, offsets='v1\n{}\n{"logOffset":1e400}'), "the position of source 0 is impossible"),
+    (with_operator(parallelism=0), "a parallelism of 0 of operator"),
+    (with_operator(parallelism=1 << 40), "a parallelism of 1099511627776"),
+    (with_operator(uid="../x"), "uid '../x' cannot be used"),
+    (with_operator(base=1 << 40), "cannot have come into the job at epoch"),
+    (lambda m: with_operator(states=m.operators[0].states * 2)(m), "a state of operator '.*' appears twice"),
+    (with_state(kind="weird"), "unknown kind 'weird'"),
+    (with_state(name="../x"), "state name '../x' cannot be part of a path"),
+    (with_state(ttl_ms=-1), "impossible time to live"),
+    (with_state(value_type="array<" * 3000 + "int" + ">" * 3000), "nested more than"),
+    (with_handles(path="../../etc/passwd"), "cannot be as it says: .*passwd"),
+    (with_handles(path="/etc/passwd"), "cannot be as it says"),
+    (with_handles(path="job.json"), "cannot be as it says"),
+    (with_handles(path="shared/x/../../job.state"), "cannot be as it says"),
+    (with_handles(size=-1), "cannot be as it says"),
+    (with_handles(rows=-1), "cannot be as it says"),
+    (with_handles(epoch=1 << 62), "cannot be as it says"),
+    (with_handles(first_group=100, last_group=1), "cannot be as it says"),
+    (with_handles(last_group=1 << 40), "cannot be as it says"),
+]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, JobShape]:
+    folder = tmp_path_factory.mktemp("hostile")
+    shape = run(folder, 1, 1, inline_threshold=0)
+    checkpoint_of(folder)
+    return folder, shape
+
+
+@pytest.mark.parametrize(("change", "why"), IMPOSSIBLE)
+def test_metadata_that_cannot_be_is_refused_before_anything_is_done(
+    original: tuple[Path, JobShape], tmp_path: Path, change: Callable[[Manifest], Manifest], why: str
+) -> None:
+    job, shape = tmp_path / "job", original[1]
+    shutil.copytree(original[0], job)
+    rewritten(job, lambda c: replace(c, manifest=change(c.manifest)))
+    before = tree(job)
+    told = f"chk-1/_metadata is refused: .*{why}"
+    with pytest.raises(CorruptFileError, match=told):
+        open_snapshot(str(job / "chk-1"))
+    for target in (job, tmp_path / "new"):
+        with pytest.raises(CorruptFileError, match=told):
+            restored(str(job / "chk-1"), target, shape)
+    assert tree(job) == before
+    assert not (tmp_path / "new").exists()
+    found, unknown = CheckpointStore(LocalFileSystem(str(job))).readable()
+    assert (found, unknown) == ([], [1])
+
+
+def test_statistics_and_the_range_in_flight_are_looked_at_too(original: tuple[Path, JobShape]) -> None:
+    made = CheckpointStore(LocalFileSystem(str(original[0]))).load(1)
+    for bad, why in (
+        (replace(made, in_flight="v1\n{}\n{"), "the position of source 0 is no JSON"),
+        (replace(made, info=replace(made.info, end_ms=1 << 60)), "ended at 1152921504606846976"),
+    ):
+        with pytest.raises(CorruptFileError, match=f"x is refused: .*{why}"):
+            decode_checkpoint(encode_checkpoint(bad), "x")
+    needs = replace(made, manifest=replace(made.manifest, requires=["wings"]))
+    with pytest.raises(IncompatibleStateError, match="x needs features that this cairn does not have: wings"):
+        decode_checkpoint(encode_checkpoint(needs), "x")
+
+
+@pytest.mark.parametrize("inline", [0, 20_000])
+def test_key_groups_that_are_not_those_of_the_file_are_damage(tmp_path: Path, inline: int) -> None:
+    """Readers choose files by these numbers: with wrong ones they would find no state and say nothing."""
+    job = tmp_path / "job"
+    shape = run(job, 1, inline_threshold=inline, parallelism=1)
+    checkpoint_of(job)
+    assert verified(open_snapshot(str(job / "chk-1"))) == []
+    if inline:
+        bytes_of = newest(job).inlined[f"{UID}/0"]
+        rewritten(job, lambda c: replace(c, manifest=replace(c.manifest, inlined={f"{UID}/127": bytes_of})))
+    rewritten(job, lambda c: replace(c, manifest=with_handles(first_group=127, last_group=127)(c.manifest)))
+    (problem,) = verified(open_snapshot(str(job / "chk-1")))
+    told = r"state 'sum' has key groups \d+ to \d+, and 127 to 127 are told of it"
+    with pytest.raises(CorruptFileError, match=told):
+        raise CorruptFileError(problem.why)
+    with pytest.raises(CorruptFileError, match=told):
+        restored(str(job / "chk-1"), tmp_path / "new", shape)
+    assert newest_intact(LocalFileSystem(str(job))) is None

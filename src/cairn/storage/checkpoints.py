@@ -17,10 +17,10 @@ import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
-from cairn.model.limits import wrong_numbers
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
+from cairn.storage.vetting import check_checkpoint
 
 _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
@@ -36,14 +36,12 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
-    """The checkpoint in these bytes; an error that names the file if they are cut, changed, foreign or too new."""
+    """The checkpoint in these bytes; an error that names the file if they are cut, changed, foreign, too new, or say
+    what cannot be."""
     if not data.startswith(_MAGIC):
         raise CorruptFileError(f"{name} is no checkpoint of cairn", path=name)
     checkpoint = container.unseal(data, _VERSION, Checkpoint, name)
-    told = checkpoint.manifest
-    why = wrong_numbers(told.epoch, told.time_ms, told.watermark)
-    if why:
-        raise CorruptFileError(f"{name} is refused: {why}", path=name)
+    check_checkpoint(checkpoint, name)
     return checkpoint
 
 
