@@ -23,15 +23,16 @@ from cairn.api.snapshots import find, of_checkpoint
 from cairn.config import Settings
 from cairn.coordinator.parties import SystemClock
 from cairn.coordinator.retained import Retained
-from cairn.errors import CorruptFileError, IncompatibleStateError, StorageError
+from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, StorageError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest
 from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import open_snapshot
+from cairn.storage import container
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
 from cairn.storage.cleanup import expire, sweep
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifests import ManifestStore, encode_manifest
 from cairn.storage.savepoints import encode_savepoint, read_savepoint
 from cairn.testing.faults import flip_bit
 from cairn.testing.harness import UID
@@ -326,3 +327,27 @@ def test_key_groups_that_are_not_those_of_the_file_are_damage(tmp_path: Path, in
     with pytest.raises(CorruptFileError, match=told):
         restored(str(job / "chk-1"), tmp_path / "new", shape)
     assert newest_intact(LocalFileSystem(str(job))) is None
+
+
+# Too large.
+
+
+def test_records_that_are_too_large_are_neither_read_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, 1)
+    checkpoint_of(tmp_path)
+    files = LocalFileSystem(str(tmp_path))
+    store = ManifestStore(files)
+    whole = store.load(0), CheckpointStore(files).load(1)
+    for path in (tmp_path / "epochs" / f"{0:020d}", tmp_path / "chk-1" / "_metadata"):
+        os.truncate(path, container.MAX_BODY + container.HEAD + 1)  # a hole: it takes no room
+    with pytest.raises(CorruptFileError, match=r"epochs/0+ is refused: it has 1073741845 bytes, at most 1073741824"):
+        store.load(0)
+    with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it has 1073741845 bytes"):
+        CheckpointStore(files).load(1)
+    monkeypatch.setattr(container, "MAX_BODY", 100)
+    with pytest.raises(InvalidInputError, match=r"Lower execution\.checkpointing\.data-inline"):
+        encode_manifest(whole[0])
+    with pytest.raises(InvalidInputError, match="at most 100 are written"):
+        encode_checkpoint(whole[1])

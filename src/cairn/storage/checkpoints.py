@@ -77,7 +77,7 @@ class CheckpointStore:
 
     def load(self, number: int) -> Checkpoint:
         path = layout.metadata_path(number)
-        checkpoint = decode_checkpoint(self.files.read(path), f"{self.files.root}/{path}")
+        checkpoint = decode_checkpoint(container.read(self.files, path), f"{self.files.root}/{path}")
         if checkpoint.id != number:
             raise CorruptFileError(f"{self.files.root}/{path} holds checkpoint {checkpoint.id}", path=path)
         self._refuse_foreign(checkpoint, f"{self.files.root}/{path}")

@@ -10,22 +10,46 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
-from cairn.errors import CorruptFileError, IncompatibleStateError
+from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
+from cairn.storage.filesystem import FileSystem
 
 MAGIC_BYTES = 7
 HEAD = MAGIC_BYTES + 1 + 8 + 4
+MAX_BODY = 1 << 30
+"""Manifests and checkpoints hold small changes themselves, of a subtask and epoch at most 1 MiB: the greatest inline
+threshold. A record that would be larger than this is not written, so a file that is larger is none of ours."""
 
 _T = TypeVar("_T")
 
 
 def seal(magic: bytes, version: bytes, record: Any) -> bytes:
     body = msgspec.msgpack.encode(record)
+    if len(body) > MAX_BODY:
+        raise InvalidInputError(
+            f"the record of an epoch or checkpoint would take {len(body)} bytes; at most {MAX_BODY} are written and "
+            "read. Lower execution.checkpointing.data-inline-threshold, so that less state lies in it."
+        )
     return magic + version + xxhash.xxh3_64_digest(body) + len(body).to_bytes(4, "little") + body
+
+
+def read(files: FileSystem, path: str) -> bytes:
+    """The bytes of a record. A file that is larger than any record is refused before it is read."""
+    local = files.local_path(path)
+    size = 0
+    if local is not None:
+        with suppress(OSError):  # reading it tells what is wrong
+            size = os.stat(local).st_size
+    if size > MAX_BODY + HEAD:
+        name = f"{files.root}/{path}"
+        raise CorruptFileError(f"{name} is refused: it has {size} bytes, at most {MAX_BODY} are read", path=name)
+    return files.read(path)
 
 
 def version_of(data: bytes) -> bytes:

@@ -109,7 +109,7 @@ class ManifestStore:
 
     def load(self, epoch: int) -> Manifest:
         path = layout.epoch_path(epoch)
-        manifest = decode_manifest(self.files.read(path), f"{self.files.root}/{path}")
+        manifest = decode_manifest(container.read(self.files, path), f"{self.files.root}/{path}")
         if manifest.epoch != epoch:
             raise CorruptFileError(f"{self.files.root}/{path} holds the manifest of epoch {manifest.epoch}")
         return manifest
