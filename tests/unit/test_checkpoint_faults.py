@@ -22,7 +22,14 @@ from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
 from cairn.coordinator.statistics import Insight
-from cairn.errors import CheckpointFailedError, CorruptFileError, EpochFailedError, NotFoundError, StorageError
+from cairn.errors import (
+    CheckpointFailedError,
+    CorruptFileError,
+    EpochFailedError,
+    IncompatibleStateError,
+    NotFoundError,
+    StorageError,
+)
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
 from cairn.storage import layout
@@ -262,6 +269,7 @@ def test_the_folder_of_a_failed_checkpoint_is_tried_again_too(tmp_path: Path) ->
     [
         (CorruptFileError("a file is damaged"), True),
         (StorageError("the storage is away"), True),
+        (IncompatibleStateError("the code declares another type"), True),
         (EpochFailedError("the function raised"), None),
         (None, False),
     ],
