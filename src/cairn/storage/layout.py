@@ -190,6 +190,12 @@ def savepoint_progress(token: str) -> str:
     return f".savepoint-{token}.inprogress"
 
 
+def is_attempt(name: str, token: str) -> bool:
+    """Whether a folder is that of an attempt at the savepoint of a token. Old releases had one folder for all."""
+    named = name == savepoint_progress(token) or name.startswith(f".savepoint-{token}-")
+    return named and is_savepoint_progress(name)
+
+
 def is_savepoint_progress(name: str) -> bool:
     return _PROGRESS.fullmatch(name) is not None
 
