@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
+from tests.unit.test_cli_state import call
 from tests.unit.test_restore_savepoint import Pickled
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
@@ -294,6 +295,20 @@ def test_metadata_that_cannot_be_is_refused_before_anything_is_done(
     assert not (tmp_path / "new").exists()
     found, unknown = CheckpointStore(LocalFileSystem(str(job))).readable()
     assert (found, unknown) == ([], [1])
+
+
+def test_the_command_that_verifies_refuses_it_and_names_it(original: tuple[Path, JobShape], tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    shutil.copytree(original[0], job)
+    assert call("verify", str(job / "chk-1"))[0] == 0
+    rewritten(job, lambda c: replace(c, manifest=with_handles(first_group=127, last_group=127)(c.manifest)))
+    code, text = call("verify", str(job / "chk-1"))
+    assert code == 5
+    assert "are told of it" in text
+    rewritten(job, lambda c: replace(c, manifest=with_handles(path="../../x.state")(c.manifest)))
+    code, text = call("verify", str(job / "chk-1"))
+    assert code == 5
+    assert "chk-1/_metadata is refused" in text
 
 
 def test_statistics_and_the_range_in_flight_are_looked_at_too(original: tuple[Path, JobShape]) -> None:

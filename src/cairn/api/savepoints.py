@@ -149,9 +149,9 @@ class SparkSavepoints:
         """
         token = _token(self._files.root, self._facts.job_id, order.request)
         target = local_root(order.directory)
-        for name in os.listdir(target) if os.path.isdir(target) else ():
-            if layout.is_attempt(name, token):
-                with contextlib.suppress(CairnError, OSError):  # it is hidden, and swept when it is a day old
+        with contextlib.suppress(CairnError, OSError):  # what stays is hidden, and swept when it is a day old
+            for name in os.listdir(target):
+                if layout.is_attempt(name, token):
                     dispose(os.path.join(target, name))
         return SavepointFolder.begin(order.directory, f"{token}-{uuid.uuid4().hex[:8]}")
 
