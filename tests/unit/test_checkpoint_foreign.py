@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_cli_state import call
@@ -26,15 +27,18 @@ from cairn.coordinator.parties import SystemClock
 from cairn.coordinator.retained import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, StorageError
 from cairn.model.checkpoint import Checkpoint
+from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
+from cairn.model.types import Storage
 from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import open_snapshot
-from cairn.storage import container
+from cairn.storage import container, statefile
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
 from cairn.storage.cleanup import expire, sweep
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import ManifestStore, encode_manifest
 from cairn.storage.savepoints import encode_savepoint, read_savepoint
+from cairn.storage.statefile import Section, StateFile
 from cairn.testing.faults import flip_bit
 from cairn.testing.harness import UID
 
@@ -344,6 +348,14 @@ def test_key_groups_that_are_not_those_of_the_file_are_damage(tmp_path: Path, in
     assert newest_intact(LocalFileSystem(str(job))) is None
 
 
+def test_a_file_whose_sections_are_none_is_damage() -> None:
+    """Checksums that fit do not make it a state file."""
+    for data in (pa.table({"value": [1]}), pa.table({"key": pa.array([None], pa.binary()), "value": [1]})):
+        made, checksum = statefile.encode([Section("sum", "value", Storage.INT, False, data)])
+        with pytest.raises(CorruptFileError, match="x is damaged: the section of state 'sum' cannot be read"):
+            StateFile(made, "x", checksum, len(made)).verify(KeyGroupRange(0, 127))
+
+
 # Too large.
 
 
@@ -360,6 +372,10 @@ def test_records_that_are_too_large_are_neither_read_nor_written(
     with pytest.raises(CorruptFileError, match=r"epochs/0+ is refused: it has 1073741845 bytes, at most 1073741824"):
         store.load(0)
     with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it has 1073741845 bytes"):
+        CheckpointStore(files).load(1)
+    (tmp_path / "chk-1" / "_metadata").unlink()
+    (tmp_path / "chk-1" / "_metadata").symlink_to("/dev/zero")
+    with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it is no regular file"):
         CheckpointStore(files).load(1)
     monkeypatch.setattr(container, "MAX_BODY", 100)
     with pytest.raises(InvalidInputError, match=r"Lower execution\.checkpointing\.data-inline"):

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -40,15 +41,19 @@ def seal(magic: bytes, version: bytes, record: Any) -> bytes:
 
 
 def read(files: FileSystem, path: str) -> bytes:
-    """The bytes of a record. A file that is larger than any record is refused before it is read."""
+    """The bytes of a record. A file that is larger than any record, or has no end, is refused before it is read."""
     local = files.local_path(path)
-    size = 0
+    name = f"{files.root}/{path}"
+    info = None
     if local is not None:
         with suppress(OSError):  # reading it tells what is wrong
-            size = os.stat(local).st_size
-    if size > MAX_BODY + HEAD:
-        name = f"{files.root}/{path}"
-        raise CorruptFileError(f"{name} is refused: it has {size} bytes, at most {MAX_BODY} are read", path=name)
+            info = os.stat(local)
+    if info is not None and not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
+        raise CorruptFileError(f"{name} is refused: it is no regular file", path=name)
+    if info is not None and info.st_size > MAX_BODY + HEAD:
+        raise CorruptFileError(
+            f"{name} is refused: it has {info.st_size} bytes, at most {MAX_BODY} are read", path=name
+        )
     return files.read(path)
 
 

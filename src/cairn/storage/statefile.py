@@ -180,11 +180,13 @@ class StateFile:
         """Read every byte, and compare the key groups in it with those that its handle names: a reader who asks for
         others does not look into this file."""
         for info in self.sections:
-            data = self.read(info).data
-            if not data.num_rows:
-                continue
-            keys = data.column("key")
-            first, last = (int.from_bytes(key.as_py()[:2], "big") for key in (keys[0], keys[-1]))
+            try:
+                keys = self.read(info).data.column("key")
+                if not len(keys):
+                    continue
+                first, last = (int.from_bytes(key.as_py()[:2], "big") for key in (keys[0], keys[-1]))
+            except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+                raise self._damaged(f"the section of state '{info.table}' cannot be read ({error})") from error
             if first < groups.start or last > groups.end:
                 raise self._damaged(
                     f"state '{info.table}' has key groups {first} to {last}, and {groups.start} to {groups.end} are "
