@@ -114,6 +114,37 @@ def test_an_idle_job_is_cut_at_its_last_epoch(world: World) -> None:
     assert info.operators[0].skew == 1.0
 
 
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_what_was_durable_before_the_trigger_is_acknowledged_by_the_trigger(tmp_path: Path, unaligned: bool) -> None:
+    """An idle job, and the epoch before the one that an unaligned checkpoint overtakes."""
+    world = World(tmp_path, unaligned=unaligned, aligned_timeout_ms=0)
+    told = TaskMetrics(rows_in=3, began_ms=997_000, ended_ms=998_000, times={"drain": 2.0, "delta": 5.0}, stage=7)
+    world.coordinator.epoch_began(0, "offsets of 0")
+    world.coordinator.epoch_committed(manifest(0), [("op", 0, told), ("op", 1, told)])
+    if unaligned:
+        world.coordinator.epoch_began(1, "offsets of 1")
+    request = world.coordinator.request()
+    world.step()
+    info = request.wait(0)
+    assert info.epoch == 0
+    for subtask in info.operators[0].subtasks:
+        assert (subtask.ack_ms, subtask.start_delay_ms, subtask.sync_ms) == (info.trigger_ms, 0, 0)
+        assert subtask.records == 3, "rows of the epoch that it cuts at"
+
+
+def test_a_task_that_ended_before_the_trigger_did_its_work_for_the_checkpoint_all_the_same(world: World) -> None:
+    """Its epoch was still running: the changes count from its commit on."""
+    world.coordinator.epoch_began(0, "offsets of 0")
+    request = world.coordinator.request()
+    world.step()
+    early = TaskMetrics(began_ms=997_000, ended_ms=998_000, times={"drain": 2.0, "delta": 5.0})
+    late = TaskMetrics(began_ms=1_000_400, ended_ms=1_000_900, times={"delta": 4.0})
+    world.coordinator.epoch_committed(manifest(0), [("op", 0, early), ("op", 1, late)])
+    world.step(later=1000)
+    found = request.wait(0).operators[0].subtasks
+    assert [(s.ack_ms, s.start_delay_ms, s.sync_ms) for s in found] == [(1_000_000, 0, 7.0), (1_000_900, 400, 4.0)]
+
+
 def test_an_aligned_checkpoint_waits_for_the_running_epoch(world: World) -> None:
     world.commit(0)
     world.coordinator.epoch_began(1, "offsets of 1")

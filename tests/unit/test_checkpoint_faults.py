@@ -22,7 +22,14 @@ from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
 from cairn.coordinator.statistics import Insight
-from cairn.errors import CheckpointFailedError, CorruptFileError, EpochFailedError, NotFoundError, StorageError
+from cairn.errors import (
+    CheckpointFailedError,
+    CorruptFileError,
+    EpochFailedError,
+    IncompatibleStateError,
+    NotFoundError,
+    StorageError,
+)
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
 from cairn.storage import layout
@@ -262,6 +269,7 @@ def test_the_folder_of_a_failed_checkpoint_is_tried_again_too(tmp_path: Path) ->
     [
         (CorruptFileError("a file is damaged"), True),
         (StorageError("the storage is away"), True),
+        (IncompatibleStateError("the code declares another type"), True),
         (EpochFailedError("the function raised"), None),
         (None, False),
     ],
@@ -357,10 +365,11 @@ def test_acknowledgements_of_a_checkpoint_in_progress(tmp_path: Path) -> None:
         return [(op.uid, op.acknowledged, op.total) for op in info.operators]
 
     assert counts() == [("op", 0, 2), ("other", 0, 3)]
-    acked.append(("op", 1, TaskMetrics(rows_in=7, ended_ms=99)))
+    ended = world.clock.now + 99
+    acked.append(("op", 1, TaskMetrics(rows_in=7, ended_ms=ended)))
     acked.append(("other", 2, TaskMetrics()))
     assert counts() == [("op", 1, 2), ("other", 1, 3)]
-    assert [(s.index, s.records, s.ack_ms) for s in coordinator.infos()[0].operators[0].subtasks] == [(1, 7, 99)]
+    assert [(s.index, s.records, s.ack_ms) for s in coordinator.infos()[0].operators[0].subtasks] == [(1, 7, ended)]
     coordinator.epoch_committed(manifest(1), acked)
     world.step()
     info = incremental.wait(0)

@@ -34,8 +34,28 @@ def test_jobs_that_share_a_directory_and_a_request_id_write_apart(tmp_path: Path
     assert len(set(folders)) == 3
     assert all((Path(folder) / "tables/u/s/part.parquet").exists() for folder in folders), "nobody removed another's"
     again = writer(tmp_path / "x", "a")._begin(order)
-    assert again.path == folders[0], "what the same job left at the same request goes"
+    assert not Path(folders[0]).exists(), "what the same job left at the same request goes"
+    assert all(Path(folder).exists() for folder in folders[1:])
     assert list(Path(again.path).rglob("*")) == []
+    old = tmp_path / "sp" / f".savepoint-{Path(again.path).name[11:23]}.inprogress"  # as older releases named it
+    old.mkdir()
+    writer(tmp_path / "x", "a")._begin(order)
+    assert not old.exists()
+
+
+def test_a_task_of_an_attempt_that_was_given_up_writes_nothing_into_the_next_one(tmp_path: Path) -> None:
+    order = SavepointOrder(str(tmp_path / "sp"), "deploy-42")
+    cut = msgspec.structs.replace(manifest(3), job_id="a", operators=[], offsets="")
+    given_up = writer(tmp_path / "x", "a")._begin(order)
+    given_up.abort()
+    made = writer(tmp_path / "x", "a")
+    made._write(1, cut, order)
+    LocalFileSystem(given_up.path).create("tables/u/s/late.parquet", b"1")
+    inside = [path.name for path in (tmp_path / "sp").iterdir()]
+    assert len(inside) == 2
+    written = made.complete(1)
+    assert [path.name for path in Path(written.path).rglob("*") if path.is_file()] == ["_metadata"]
+    assert read_savepoint(written.path).epoch == 3
 
 
 def test_a_savepoint_is_found_again_by_the_job_that_made_it_only(tmp_path: Path) -> None:

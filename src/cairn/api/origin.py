@@ -3,7 +3,7 @@
 What a snapshot says of itself proves nothing: anybody can copy it into another one. So a job keeps a note of its own in
 its directory for each savepoint that it takes, `taken/<SHA-256 of the savepoint's metadata>`. The metadata names the
 checksum of every file, so a savepoint that was edited or written by anybody else has no note. A checkpoint is the job's
-own if it lies in the job's directory.
+own if it lies in the job's directory and names the life of the job that `job.json` there does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cairn.api.snapshots import Snapshot
 from cairn.model.savepoint import SavepointMetadata
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
+from cairn.storage.manifests import load_identity
 from cairn.storage.savepoints import encode_savepoint
 
 
@@ -28,7 +29,9 @@ def note_taken(files: FileSystem, metadata: SavepointMetadata) -> None:
 def made_here(snapshot: Snapshot, files: LocalFileSystem) -> bool:
     """Whether the job in this directory made the snapshot."""
     if snapshot.savepoint is None:
-        return os.path.realpath(snapshot.files.root) == os.path.realpath(files.root)
+        mine = load_identity(files)
+        here = os.path.realpath(snapshot.files.root) == os.path.realpath(files.root)
+        return here and mine is not None and mine.made(snapshot.incarnation, snapshot.job_id)
     return files.exists(_note(snapshot.savepoint))
 
 

@@ -191,7 +191,7 @@ def plan_restore(
         raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
     snapshot = find(settings.restore_path)
     identity = load_identity(files)
-    plan = make_plan(snapshot, shape(), settings, own=_is_own(snapshot, identity))
+    plan = make_plan(snapshot, shape(), settings, own=made_here(snapshot, files))
     found = [error.message for error in _obstacles(files, identity, name, snapshot, plan, settings, compact_interval)]
     notes = list(plan.notes)
     if snapshot.origin == last_origin(files) and not settings.restore_again:

@@ -35,6 +35,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifests import ManifestStore, RunRecord
 from cairn.storage.savepoints import verify
+from cairn.storage.statefile import StateFile
 
 _log = logging.getLogger("cairn.checkpoint")
 
@@ -59,8 +60,11 @@ def damage(files: FileSystem, manifest: Manifest, thorough: bool = False, checkp
             where = f"{files.root}/{handle.path or layout.epoch_path(handle.epoch)} of operator '{operator.uid}'"
             try:
                 if not handle.path and checkpoint is not None:
-                    if checkpoint.inlined_bytes(operator.uid, handle) is None:
+                    data = checkpoint.inlined_bytes(operator.uid, handle)
+                    if data is None:
                         return f"{where}: its bytes are not in the checkpoint"
+                    if thorough:
+                        StateFile(data, "in the checkpoint", handle.checksum, handle.size).verify(handle.groups)
                     continue
                 if handle.path:
                     path = files.local_path(handle.path)
@@ -71,9 +75,7 @@ def damage(files: FileSystem, manifest: Manifest, thorough: bool = False, checkp
                 elif handle.epoch != manifest.epoch and not manifests.exists(handle.epoch):
                     return f"{where} is missing"
                 if thorough:
-                    file = state_files.open(operator.uid, handle)
-                    for info in file.sections:
-                        file.read(info)
+                    state_files.open(operator.uid, handle).verify(handle.groups)
             except (CorruptFileError, NotFoundError, FileNotFoundError) as error:
                 return f"{where}: {error}"
     return ""

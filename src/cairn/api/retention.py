@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cairn.errors import CairnError, CorruptFileError, FencedError, StorageError
+from cairn.errors import CairnError, CorruptFileError, FencedError, IncompatibleStateError, StorageError
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 
@@ -14,6 +14,8 @@ _log = logging.getLogger("cairn.job")
 def keeps_checkpoints(retention: str, canceled: bool, failure: CairnError | None) -> bool:
     """Whether they stay, by `execution.checkpointing.externalized-checkpoint-retention` and how the job ended."""
     if isinstance(failure, (FencedError, CorruptFileError, StorageError)):  # they may be all that is left
+        return True
+    if isinstance(failure, IncompatibleStateError):  # the code is at fault: its last version may need them
         return True
     if canceled:
         return retention == "RETAIN_ON_CANCELLATION"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -21,7 +22,7 @@ from cairn.api.sources import copy_sources
 from cairn.coordinator.compaction import ranges_of
 from cairn.coordinator.parties import JobFacts, WrittenSavepoint
 from cairn.coordinator.pending import SavepointOrder
-from cairn.errors import CheckpointFailedError, InvalidInputError, from_traceback
+from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, from_traceback
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
@@ -141,15 +142,18 @@ class SparkSavepoints:
         )
 
     def _begin(self, order: SavepointOrder) -> SavepointFolder:
-        """A folder for the savepoint. What an earlier attempt at the same request left, in a run that died, goes.
+        """A folder for the savepoint. What earlier attempts at the same request left, in a run that died, goes.
 
-        Other jobs may write into the same directory, with the same request ids: the folder is this job's alone.
+        Other jobs may write into the same directory, with the same request ids: the folder is this job's alone. And
+        each attempt has its own: a task of one that was given up may still write, and must not into the savepoint.
         """
         token = _token(self._files.root, self._facts.job_id, order.request)
-        left = os.path.join(local_root(order.directory), layout.savepoint_progress(token))
-        if os.path.isdir(left):
-            dispose(left)
-        return SavepointFolder.begin(order.directory, token)
+        target = local_root(order.directory)
+        with contextlib.suppress(CairnError, OSError):  # what stays is hidden, and swept when it is a day old
+            for name in os.listdir(target):
+                if layout.is_attempt(name, token):
+                    dispose(os.path.join(target, name))
+        return SavepointFolder.begin(order.directory, f"{token}-{uuid.uuid4().hex[:8]}")
 
     def _tables(self, number: int, writing: _Writing, work: Sequence[TableWork]) -> list[bytes]:
         """Run the tasks. Returns all that they wrote."""

@@ -22,7 +22,7 @@ from cairn.coordinator.parties import Clock, JobFacts, Listeners, SavepointRunne
 from cairn.coordinator.pending import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
 from cairn.coordinator.retained import Retained
 from cairn.coordinator.savepoints import SavepointDesk
-from cairn.coordinator.statistics import Insight, Tasks
+from cairn.coordinator.statistics import Insight, Tasks, at_rest
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.model.checkpoint import (
     CheckpointInfo,
@@ -298,7 +298,7 @@ class CheckpointCoordinator:
             pending.number, pending.type.value, now, self._facts.job_id,
         )  # fmt: skip
         if self._running is None:
-            self._cut(pending, in_flight="")
+            self._cut(pending, in_flight="", durable=True)
         elif self._settings.unaligned and self._settings.aligned_timeout_ms == 0 and not pending.is_savepoint:
             self._cut_unaligned(pending)
         else:
@@ -318,11 +318,11 @@ class CheckpointCoordinator:
         if self._current is None or self._running is None:
             return  # nothing is committed yet: it waits for the first epoch
         pending.type = CheckpointType.UNALIGNED_CHECKPOINT
-        self._cut(pending, in_flight=self._running[1])
+        self._cut(pending, in_flight=self._running[1], durable=True)
 
-    def _cut(self, pending: Pending, in_flight: str) -> None:
+    def _cut(self, pending: Pending, in_flight: str, durable: bool = False) -> None:
         pending.manifest = self._current
-        pending.tasks = self._tasks
+        pending.tasks = at_rest(self._tasks, pending.trigger_ms) if durable else self._tasks
         pending.in_flight = in_flight
 
     def _advance(self, pending: Pending) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -14,11 +15,15 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of
 from cairn.storage.manifests import Runs
 
+_log = logging.getLogger("cairn.checkpoint")
+
 
 class Retained:
     """The newest completed checkpoints of a job. A run that a newer one has overtaken deletes nothing.
 
-    Checkpoints that a restore in place gave up count as older than all others: they are the first to go.
+    Checkpoints that a restore in place gave up count as older than all others: they are the first to go. With one that
+    cannot be read no state file is deleted, in this run; a later one that can read it, or does not find it any more,
+    sweeps what is left then.
     """
 
     def __init__(self, store: CheckpointStore, run: int, count: int, clock: Clock) -> None:
@@ -30,7 +35,13 @@ class Retained:
         self._hurry = False
         self._runs = Runs(store.files)
         self._lock = threading.Lock()
-        found = store.all()
+        found, self._unknown = store.readable()
+        if self._unknown:
+            _log.error(
+                "%s in %s cannot be read, and nobody knows which state files that needs: this run deletes none, so the "
+                "directory grows. Bring its _metadata back from a copy or remove the folder, and start the job again.",
+                ", ".join(f"chk-{number}" for number in self._unknown), store.files.root,
+            )  # fmt: skip
         current = {checkpoint.id for checkpoint in store.current_of(found)}
         self._given_up = frozenset(c.id for c in found if c.id not in current)
         self._kept = sorted(found, key=lambda checkpoint: (checkpoint.id in current, checkpoint.id))
@@ -63,7 +74,8 @@ class Retained:
             made = pins_of([*self._kept, *self._doomed])
             released, self._released = frozenset(self._released), set()
         epochs = made.epochs.union(*(m.inline_epochs() for m in making))
-        return Pins(epochs, made.files.union(*(m.files() for m in making)), released)
+        files = made.files.union(*(m.files() for m in making))
+        return Pins(epochs, files, released, every_file=bool(self._unknown))
 
     def hurry(self) -> None:
         """The run ends: what could not be deleted is tried once more, however short ago that was."""

@@ -41,6 +41,15 @@ class Insight:
         return in_progress(self.operators, tasks, trigger_ms)
 
 
+def at_rest(tasks: Tasks, trigger_ms: int) -> Tasks:
+    """The tasks of an epoch that was durable before a checkpoint was triggered. For that they did nothing more: they
+    have acknowledged it at once."""
+    return [
+        (uid, subtask, msgspec.structs.replace(told, began_ms=0, ended_ms=trigger_ms, times={}, stage=-1))
+        for uid, subtask, told in tasks
+    ]
+
+
 def in_progress(operators: Sequence[tuple[str, str, int]], tasks: Tasks, trigger_ms: int) -> list[OperatorStats]:
     """What is known while a checkpoint runs: for each operator (uid, name, parallelism) the subtasks that are done."""
     found = []
@@ -55,7 +64,7 @@ def _subtask(index: int, told: TaskMetrics, trigger_ms: int, alignment_ms: float
     """What a task told of itself; sizes are not known to it."""
     return SubtaskStats(
         index=index,
-        ack_ms=told.ended_ms,
+        ack_ms=max(told.ended_ms, trigger_ms) if told.ended_ms else 0,
         start_delay_ms=max(0, told.began_ms - trigger_ms) if told.began_ms else 0,
         alignment_ms=alignment_ms,
         sync_ms=told.times.get("drain", 0.0) + told.times.get("delta", 0.0),

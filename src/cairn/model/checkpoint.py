@@ -45,13 +45,14 @@ class SubtaskStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
     index: int
     ack_ms: int
-    """When its changes were durable: the wall clock of its host."""
+    """When its changes were durable: the wall clock of its host. The trigger, if they were before that."""
     start_delay_ms: float = 0.0
     """From the trigger to the start of the task; 0 when the task was running already."""
     alignment_ms: float = 0.0
     """From the end of the first to the end of the last upstream task of the epoch's shuffle; 0 if there was one."""
     sync_ms: float = 0.0
-    """Collecting the changes and making them durable, while the task does nothing else."""
+    """Collecting the changes and making them durable, while the task does nothing else; 0 if they were before the
+    trigger."""
     async_ms: float = 0.0
     """Writing the snapshot beside the stream; 0 for an incremental checkpoint."""
     written_bytes: int = 0

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from cairn.errors import InvalidInputError
+from cairn.model.manifest import OPERATOR_KINDS, StateSpec
 
 MAX_EPOCH = 10**11
 """State files carry the epoch in twelve digits."""
@@ -17,6 +18,7 @@ MAX_TIME_MS = 253_402_300_799_999
 MAX_NESTING = 64
 MAX_TYPE_CHARACTERS = 1 << 20
 _INT64 = 1 << 63
+_KINDS = ("value", "reducing", "aggregating", "raw", "list", "map", "timer", *OPERATOR_KINDS)
 
 
 def wrong_numbers(epoch: int, time_ms: int, watermark: int) -> str:
@@ -39,6 +41,32 @@ def wrong_type(ddl: str) -> str:
         depth += (character == "<") - (character == ">")
         if depth > MAX_NESTING:
             return f"it is nested more than {MAX_NESTING} deep"
+    return ""
+
+
+def wrong_state(spec: StateSpec, key_type: str) -> str:
+    """What is impossible about a state of an operator with this key; empty if nothing is."""
+    if spec.kind not in _KINDS:
+        return f"state {spec.name!r} is of the unknown kind {spec.kind!r}"
+    if not 0 <= spec.ttl_ms < _INT64:
+        return f"state {spec.name!r} has the impossible time to live {spec.ttl_ms}"
+    why = next(filter(None, map(wrong_type, (key_type, spec.key_type, spec.value_type))), "")
+    return f"state {spec.name!r} has a type that this cairn does not know: {why}" if why else ""
+
+
+def wrong_entry(offsets: str) -> str:
+    """Why this is no entry of Spark's offset log (a version, metadata in JSON, a line per source); empty if it is."""
+    lines = offsets.split("\n")
+    try:
+        if not isinstance(json.loads(lines[1]), dict):
+            return f"its second line is no JSON object: {lines[1][:80]!r}"
+        read_positions(offsets)
+    except IndexError:
+        return f"it has one line only: {offsets[:80]!r}"
+    except InvalidInputError as error:
+        return error.message
+    except (ValueError, RecursionError):
+        return f"its second line is no JSON: {lines[1][:80]!r}"
     return ""
 
 

@@ -138,9 +138,7 @@ def verified(snapshot: Snapshot, progress: Progress | None = None) -> list[Probl
         opened = opener(TableWork(origin.job_dir, b"", 0, 0, 0, "", origin.checkpoint), operator.uid)
         for handle in origin.operator.chain:
             try:
-                file = opened(handle)
-                for info in file.sections:
-                    file.read(info)
+                opened(handle).verify(handle.groups)
             except (CorruptFileError, NotFoundError) as error:
                 problems.append(Problem(handle.path or f"inlined, epoch {handle.epoch}", error.message))
             if progress is not None:

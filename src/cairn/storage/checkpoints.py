@@ -17,10 +17,10 @@ import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
-from cairn.model.limits import wrong_numbers
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
+from cairn.storage.vetting import check_checkpoint
 
 _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNCK"
@@ -36,14 +36,12 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
-    """The checkpoint in these bytes; an error that names the file if they are cut, changed, foreign or too new."""
+    """The checkpoint in these bytes; an error that names the file if they are cut, changed, foreign, too new, or say
+    what cannot be."""
     if not data.startswith(_MAGIC):
         raise CorruptFileError(f"{name} is no checkpoint of cairn", path=name)
     checkpoint = container.unseal(data, _VERSION, Checkpoint, name)
-    told = checkpoint.manifest
-    why = wrong_numbers(told.epoch, told.time_ms, told.watermark)
-    if why:
-        raise CorruptFileError(f"{name} is refused: {why}", path=name)
+    check_checkpoint(checkpoint, name)
     return checkpoint
 
 
@@ -71,6 +69,7 @@ class CheckpointStore:
         """Files of the history that were read already; they never change."""
         self._last: tuple[tuple[list[str], set[int]], list[CheckpointInfo]] | None = None
         """The newest answer of `history`, and what it was made from."""
+        self._identity: JobIdentity | None = None
 
     def complete(self, checkpoint: Checkpoint) -> None:
         """The one step that makes the checkpoint exist."""
@@ -78,10 +77,23 @@ class CheckpointStore:
 
     def load(self, number: int) -> Checkpoint:
         path = layout.metadata_path(number)
-        checkpoint = decode_checkpoint(self.files.read(path), f"{self.files.root}/{path}")
+        checkpoint = decode_checkpoint(container.read(self.files, path), f"{self.files.root}/{path}")
         if checkpoint.id != number:
             raise CorruptFileError(f"{self.files.root}/{path} holds checkpoint {checkpoint.id}", path=path)
+        self._refuse_foreign(checkpoint, f"{self.files.root}/{path}")
         return checkpoint
+
+    def _refuse_foreign(self, checkpoint: Checkpoint, name: str) -> None:
+        """What another job made is no checkpoint of this one, wherever it was copied to: its state is not this job's,
+        and its pickles are not to be trusted."""
+        mine = self._identity = self._identity or load_identity(self.files)
+        if mine is not None and not mine.made(checkpoint.manifest.incarnation, checkpoint.job_id):
+            raise CorruptFileError(
+                f"{name} is refused: another job made it ('{checkpoint.job_id}', {checkpoint.manifest.incarnation}), "
+                f"and it lies in the directory of '{mine.job_id}' ({mine.incarnation}). The directory has been mixed "
+                "up: move that folder back to where it comes from.",
+                path=name,
+            )
 
     def numbers(self) -> list[int]:
         """Completed checkpoints, ascending. Folders without `_metadata` are none."""
@@ -102,13 +114,26 @@ class CheckpointStore:
 
     def all(self) -> list[Checkpoint]:
         """All completed checkpoints that can be read, oldest first; the others are told of and left out."""
+        return self.readable()[0]
+
+    def readable(self) -> tuple[list[Checkpoint], list[int]]:
+        """`all()`, and the numbers of those that are damaged, another job's or too new: nobody knows what they need.
+
+        Storage that fails is no damage: its error is raised.
+        """
         found = []
+        unknown = []
         for number in self.numbers():
             try:
                 found.append(self.load(number))
+            except NotFoundError:
+                continue  # deleted meanwhile
+            except StorageError:
+                raise
             except CairnError as error:
                 _log.warning("checkpoint %d is left out: %s", number, error)
-        return found
+                unknown.append(number)
+        return found, unknown
 
     def current(self) -> list[Checkpoint]:
         """`all()` without those that a restore in place gave up: taken after what it went back to, and before it."""

@@ -42,6 +42,8 @@ class Pins:
     files: frozenset[str] = frozenset()
     released: frozenset[str] = frozenset()
     """Files of checkpoints that have gone: nobody may name them any more."""
+    every_file: bool = False
+    """There is a checkpoint of which nobody knows what it needs: no file may go."""
 
 
 def pins_of(checkpoints: Iterable[Checkpoint]) -> Pins:
@@ -64,7 +66,7 @@ def plan_expiry(manifests: Mapping[int, Manifest], retained: int, pins: Pins = P
         if epoch not in kept:
             loose |= manifests[epoch].files() - files
     loose |= pins.released - files
-    return Expiry(gone, tuple(sorted(loose)))
+    return Expiry(gone, () if pins.every_file else tuple(sorted(loose)))
 
 
 def expire(store: ManifestStore, manifests: dict[int, Manifest], retained: int, pins: Pins = Pins()) -> int:  # noqa: B008

@@ -59,6 +59,7 @@ _DIGITS = 20
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _STATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ .\-]{0,127}")
+_STATE_PATH = re.compile(rf"({SHARED}/{_SAFE.pattern}|chk-[1-9]\d{{0,17}})/[A-Za-z0-9][A-Za-z0-9_.\-]{{0,254}}\.state")
 _TIMERS = {"_timers.event": "_timers_event", "_timers.processing": "_timers_processing"}
 _PROGRESS = re.compile(r"\.savepoint-[A-Za-z0-9_\-]{1,64}\.inprogress")
 _SOURCE_FILE = re.compile(r"sources/\d{1,9}(/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}){1,8}")
@@ -189,6 +190,12 @@ def savepoint_progress(token: str) -> str:
     return f".savepoint-{token}.inprogress"
 
 
+def is_attempt(name: str, token: str) -> bool:
+    """Whether a folder is that of an attempt at the savepoint of a token. Old releases had one folder for all."""
+    named = name == savepoint_progress(token) or name.startswith(f".savepoint-{token}-")
+    return named and is_savepoint_progress(name)
+
+
 def is_savepoint_progress(name: str) -> bool:
     return _PROGRESS.fullmatch(name) is not None
 
@@ -213,6 +220,11 @@ def is_table_part(path: str, uid: str, state: str) -> bool:
 def is_source_file(path: str) -> bool:
     """Whether a path that a savepoint names is that of a source's log."""
     return _SOURCE_FILE.fullmatch(path) is not None and not path.endswith("..")
+
+
+def is_state_path(path: str) -> bool:
+    """Whether a path that a checkpoint names is that of a state file, and nothing else."""
+    return _STATE_PATH.fullmatch(path) is not None
 
 
 def made_by(path: str) -> tuple[int, int, bool] | None:

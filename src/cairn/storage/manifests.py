@@ -35,6 +35,10 @@ class JobIdentity(msgspec.Struct, frozen=True):
     restoring: str = ""
     """Where the job was told to start from. Until it has an epoch, it must not start with empty state."""
 
+    def made(self, incarnation: str, job_id: str) -> bool:
+        """Whether what carries these was made by this very job. Old releases wrote no incarnation everywhere."""
+        return incarnation == self.incarnation if incarnation else job_id == self.job_id
+
 
 class RunRecord(msgspec.Struct, frozen=True):
     """`runs/<n>`: who runs the job, since when, where."""
@@ -105,7 +109,7 @@ class ManifestStore:
 
     def load(self, epoch: int) -> Manifest:
         path = layout.epoch_path(epoch)
-        manifest = decode_manifest(self.files.read(path), f"{self.files.root}/{path}")
+        manifest = decode_manifest(container.read(self.files, path), f"{self.files.root}/{path}")
         if manifest.epoch != epoch:
             raise CorruptFileError(f"{self.files.root}/{path} holds the manifest of epoch {manifest.epoch}")
         return manifest

@@ -30,8 +30,8 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
-from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_type
-from cairn.model.manifest import BROADCAST, OPERATOR_KINDS
+from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_state
+from cairn.model.manifest import BROADCAST
 from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileSystem, local_root, open_filesystem, sync
@@ -40,7 +40,6 @@ _log = logging.getLogger("cairn.storage")
 _MAGIC = b"CAIRNSV"
 _VERSION = b"1"
 MAX_METADATA = 64 << 20
-_KINDS = ("value", "reducing", "aggregating", "raw", "list", "map", "timer", *OPERATOR_KINDS)
 _LEFTOVER_SECONDS = 24 * 3600
 
 Progress = Callable[[int], None]
@@ -100,15 +99,9 @@ def _check(metadata: SavepointMetadata, name: str) -> None:
                 layout.table_folder(operator.uid, table.spec.name)
             except InvalidInputError as error:
                 raise wrong(error.message) from None
-            if table.spec.kind not in _KINDS:
-                raise wrong(f"state {table.spec.name!r} is of the unknown kind {table.spec.kind!r}")
-            if not 0 <= table.spec.ttl_ms < 1 << 63:
-                raise wrong(f"state {table.spec.name!r} has the impossible time to live {table.spec.ttl_ms}")
-            why = next(
-                filter(None, map(wrong_type, (operator.key_type, table.spec.key_type, table.spec.value_type))), ""
-            )
+            why = wrong_state(table.spec, operator.key_type)
             if why:
-                raise wrong(f"state {table.spec.name!r} has a type that this cairn does not know: {why}")
+                raise wrong(why)
             _check_files(operator, table, metadata.max_parallelism, wrong)
     for source in metadata.sources:
         if not layout.is_source_file(source.path) or source.size < 0:

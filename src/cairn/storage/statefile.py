@@ -176,6 +176,23 @@ class StateFile:
             data = rows_of(data, groups)
         return Section(info.table, info.kind, Storage(info.storage), info.ttl, data, info.group)
 
+    def verify(self, groups: KeyGroupRange) -> None:
+        """Read every byte, and compare the key groups in it with those that its handle names: a reader who asks for
+        others does not look into this file."""
+        for info in self.sections:
+            try:
+                keys = self.read(info).data.column("key")
+                if not len(keys):
+                    continue
+                first, last = (int.from_bytes(key.as_py()[:2], "big") for key in (keys[0], keys[-1]))
+            except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+                raise self._damaged(f"the section of state '{info.table}' cannot be read ({error})") from error
+            if first < groups.start or last > groups.end:
+                raise self._damaged(
+                    f"state '{info.table}' has key groups {first} to {last}, and {groups.start} to {groups.end} are "
+                    "told of it"
+                )
+
 
 def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
     """The rows whose key group lies in the range. `data` is ordered by key group, so they are neighbours."""
