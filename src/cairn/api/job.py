@@ -165,7 +165,7 @@ class JobHandle:
         return stop(files, self._gate, coordinator, loop, order, self.run, self._timers, self._finish, timeout)
 
     def _order(self, directory: str | None, request_id: str | None, drain: bool = False) -> SavepointOrder:
-        request = layout.checked(request_id, "request id") if request_id is not None else uuid.uuid4().hex
+        request = layout.checked_request(request_id) if request_id is not None else uuid.uuid4().hex
         return SavepointOrder(target_directory(directory, self._savepoint_dir), request, drained=drain)
 
     def _running(self, what: str) -> CheckpointCoordinator:

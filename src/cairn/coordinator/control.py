@@ -223,7 +223,7 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
     `request` is the id to ask with; an answer that is there already under that id is taken, if it answers the same
     question. `InvalidInputError` if the id stands for another one.
     """
-    path = f"{layout.CONTROL}/{layout.checked(request, 'request id') if request else uuid.uuid4().hex}"
+    path = f"{layout.CONTROL}/{layout.checked_request(request) if request else uuid.uuid4().hex}"
     gist = _gist(question)
     waiting = _waiting_request(files, path)
     if waiting is not None and waiting != gist:
