@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cairn.cli.output import ExitCode, Output, printable
 from cairn.config import DEFAULT_DIRECTORY
+from cairn.errors import CairnError
 from cairn.view import words
 from cairn.view.documents import overview
 from cairn.view.health import health_of
@@ -20,10 +22,15 @@ SHAPE = 1
 def list_jobs(directory: str | None, running: bool, watch: float | None, out: Output) -> int:
     """Print the jobs, running ones first. With `watch`, again and again until Ctrl-C."""
     while True:
-        jobs = _jobs(directory or DEFAULT_DIRECTORY, running)
-        out.document({"version": SHAPE, "jobs": [overview(job) for job in jobs]})
+        damaged: dict[str, CairnError] = {}
+        jobs = _jobs(directory or DEFAULT_DIRECTORY, running, damaged)
+        out.document({
+            "version": SHAPE,
+            "jobs": [overview(job) for job in jobs],
+            "damaged": [{"directory": path, "error": error.message} for path, error in damaged.items()],
+        })  # fmt: skip
         if not out.as_json:
-            _show(jobs, directory or DEFAULT_DIRECTORY, out)
+            _show(jobs, damaged, directory or DEFAULT_DIRECTORY, out)
         if watch is None:
             return ExitCode.OK
         try:
@@ -32,14 +39,19 @@ def list_jobs(directory: str | None, running: bool, watch: float | None, out: Ou
             return ExitCode.INTERRUPTED
 
 
-def _jobs(directory: str, running: bool) -> list[JobView]:
-    found = [reader.view() for reader in find_readers(directory).values()]
+def _jobs(directory: str, running: bool, damaged: dict[str, CairnError]) -> list[JobView]:
+    found = []
+    for reader in find_readers(directory, damaged).values():
+        try:
+            found.append(reader.view())
+        except CairnError as error:
+            damaged[reader.directory] = error
     found.sort(key=lambda job: (not job.running, -job.started_ms))
     return [job for job in found if job.running or not running]
 
 
-def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
-    if not jobs:
+def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory: str, out: Output) -> None:
+    if not jobs and not damaged:
         out.line(f"no jobs in {directory}; start one with: cairn run JOB.py")
         return
     from rich import box
@@ -66,4 +78,8 @@ def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
             Text(printable(health_of(job).verdict)),
             Text(job.url),
         )
+    for path, error in damaged.items():
+        unknown = ("-",) * 5
+        told = Text(printable(f"cannot be read: {error.message}"))
+        table.add_row(Text(printable(os.path.basename(path))), Text("DAMAGED", style="red"), *unknown, told, "")
     out.table(table)
