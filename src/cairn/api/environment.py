@@ -47,7 +47,7 @@ from cairn.api.stream import DataStream
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
-from cairn.coordinator.control import CheckpointThread, Control
+from cairn.coordinator.control import CheckpointThread, Control, RunWatch
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.restart import RestartPolicy
@@ -60,7 +60,7 @@ from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoints import held
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
-from cairn.storage.manifests import load_identity
+from cairn.storage.manifests import Runs, load_identity
 from cairn.storage.probe import check_promises
 from cairn.storage.retry import RetryingFileSystem
 
@@ -344,7 +344,8 @@ class StreamExecutionEnvironment:
             if handle._publisher is not None:
                 handle._publisher.recorder.due()
 
-        thread = CheckpointThread(coordinator, between)
+        watch = RunWatch(Runs(files), run, lambda error: handle._fail(error, query))
+        thread = CheckpointThread(coordinator, between, watch)
         handle._attach(recovered, query, compactor, coordinator, thread, control, loop)
 
     def _start_sinks(self, job_dir: str) -> None:
