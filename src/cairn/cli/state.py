@@ -54,7 +54,7 @@ _SHOWN = 200
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: bytes as base64, times as ISO text, decimals as text, and so are NaN and infinities."""
+    """A value as JSON can hold it: bytes as base64, times as ISO text, decimals, NaN and infinities as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, (dt.datetime, dt.date)):

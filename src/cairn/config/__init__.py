@@ -66,7 +66,7 @@ def parse(*layers: Mapping[str, Any]) -> Settings:
     for layer in layers:
         own: dict[str, Any] = {}
         for given, value in layer.items():
-            if not isinstance(given, str):  # type: ignore[redundant-expr]
+            if not isinstance(given, str):
                 raise InvalidInputError(f"option names are text, found {given!r} ({type(given).__name__})")
             if given.startswith("spark."):
                 spark[given] = str(value)
