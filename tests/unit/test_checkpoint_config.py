@@ -234,6 +234,10 @@ WRONG: list[tuple[str, Any, str]] = [
     (EC + "tolerable-failed-checkpoints", -1, "expected at least 0, found -1"),
     (EC + "unaligned.enabled", "yes", "expected true or false, found 'yes'"),
     (EC + "savepoint-dir", " ", "expected some text, found nothing"),
+    (EC + "savepoint-dir", "s3://b/x", "expected a local path or a file: URL"),
+    (EC + "dir", "hdfs://host/x", "expected a local path or a file: URL"),
+    (EC + "local-backup.dirs", "/a,/b", "expected one directory, found '/a,/b'"),
+    (EC + "local-backup.dirs", "s3://b/x", "expected a local path or a file: URL"),
     (EC + "write-buffer-size", "big", "expected a size"),
     ("cairn.restore.renames", "a", "expected old=new"),
     ("cairn.restore.renames", "{", "expected a JSON object"),
@@ -283,6 +287,27 @@ def test_later_layer_wins_over_an_earlier_one_also_by_its_older_name() -> None:
     assert parse(first, {"state.checkpoints.num-retained": 3}).checkpoints == CheckpointSettings(
         num_retained=3, mode="AT_LEAST_ONCE"
     )
+
+
+def test_two_names_of_one_setting_with_two_values_are_refused() -> None:
+    old, new = "state.checkpoints.num-retained", EC + "num-retained"
+    for first, second in ((old, new), (new, old)):
+        with pytest.raises(InvalidInputError, match=re.escape(f"options {first} and {second} are two names")) as caught:
+            parse({first: 2, second: 3})
+        assert "2 and 3; leave one of them out" in caught.value.message
+    with pytest.raises(InvalidInputError, match="two names"):
+        with_options(Settings(), {old: 2, new: 3})
+    assert parse({old: "3", new: 3}).checkpoints.num_retained == 3, "the same in other words"
+
+
+def test_a_file_url_is_a_directory() -> None:
+    assert parse({EC + "savepoint-dir": "file:///sp"}).checkpoints.savepoint_dir == "file:///sp"
+
+
+@pytest.mark.parametrize("key", [5, None, ("a",)])
+def test_a_key_that_is_no_text_is_told_so(key: Any) -> None:
+    with pytest.raises(InvalidInputError, match="option names are text, found"):
+        parse({key: "x"})
 
 
 def test_settings_changed_in_code_can_be_checked() -> None:

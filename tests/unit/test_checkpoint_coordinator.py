@@ -29,8 +29,13 @@ from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 class Clock:
     def __init__(self) -> None:
         self.now = 1_000_000
+        self.set_by = 0
+        """How far somebody has set the time of day, which then differs from the time that has passed."""
 
     def now_ms(self) -> int:
+        return self.now + self.set_by
+
+    def monotonic_ms(self) -> int:
         return self.now
 
 
@@ -525,3 +530,41 @@ def test_a_listener_may_do_what_it_likes(world: World) -> None:
     assert heard == [0]
     with pytest.raises(CheckpointFailedError):
         request.wait(0)
+
+
+# Somebody sets the clock.
+
+
+@pytest.mark.parametrize("jump", [86_400_000, -3_600_000])
+def test_a_clock_that_is_set_expires_no_checkpoint_and_holds_none_up(tmp_path: Path, jump: int) -> None:
+    world = World(tmp_path, interval_ms=10_000, min_pause_ms=1000, num_retained=9)
+    world.commit(0)
+    world.coordinator.epoch_began(1, "offsets of 1")
+    waiting = world.coordinator.request()
+    world.step()
+    world.clock.set_by = jump
+    world.step(100)
+    assert [info.status for info in world.coordinator.infos()] == [CheckpointStatus.IN_PROGRESS]
+    world.coordinator.epoch_committed(manifest(1), [])
+    world.step()
+    info = waiting.wait(0)
+    assert info.end_ms == world.clock.now_ms(), "what is told is the time of day"
+    assert info.duration_ms >= 0
+    for _ in range(3):
+        world.step(10_000)
+    assert world.history() == [(number, "COMPLETED", "") for number in (1, 2, 3, 4)]
+    assert not world.failed
+
+
+def test_a_clock_that_is_set_neither_hurries_nor_delays_an_unaligned_checkpoint(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=True, aligned_timeout_ms=5000)
+    world.commit(0)
+    world.coordinator.epoch_began(1, "offsets of 1")
+    world.coordinator.request()
+    world.step()
+    world.clock.set_by = 86_400_000
+    world.step(4999)
+    assert world.store.numbers() == []
+    world.clock.set_by = -86_400_000
+    world.step(1)
+    assert world.store.numbers() == [1]

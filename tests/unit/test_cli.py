@@ -262,6 +262,13 @@ def test_settings_keep_equal_signs_and_the_last_value() -> None:
     assert parse_settings(["a=b=c", "x=1", "x=2", "empty="]) == {"a": "b=c", "x": "2", "empty": ""}
 
 
+def test_settings_win_over_what_is_inherited_also_by_another_name() -> None:
+    inherited = '{"state.checkpoints.dir": "/a", "state.backend": "lmdb"}'
+    settings = {"execution.checkpointing.dir": "/b"}
+    config = job_config(parallelism=None, master=None, settings=settings, inherited=inherited)
+    assert config == {"state.backend": "lmdb", "execution.checkpointing.dir": "/b"}
+
+
 def test_options_win_over_settings_of_the_same_key() -> None:
     config = job_config(parallelism=3, master=None, settings={"parallelism.default": "9"}, inherited=None)
     assert config == {"parallelism.default": 3}

@@ -10,16 +10,21 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.test_cli import cairn, environment
 from tests.unit.test_web_rest import Answering
 from tests.unit.webjob import JOB, make_job
+from typer.testing import CliRunner
 
 from cairn.cli.completion import job_names
+from cairn.cli.main import app
 from cairn.cli.memory import plan_memory
 from cairn.cli.output import printable
-from cairn.errors import InvalidInputError
+from cairn.errors import CorruptFileError, InvalidInputError
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import create_identity
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,36 @@ def test_list_tells_every_job_in_a_line(root: Path) -> None:
     assert "\x1b" not in answer.stdout
     told = json.loads(cairn("list", "--dir", root, "--json").stdout)
     assert (told["version"], told["jobs"][0]["jid"], told["jobs"][0]["state"]) == (1, JOB, "RUNNING")
+
+
+def test_a_damaged_neighbour_hides_nobody_and_is_told(tmp_path: Path) -> None:
+    for name in ("payments", "orders", "orders-eu"):
+        create_identity(LocalFileSystem(str(tmp_path / name)), name, name.title(), 16)
+    (tmp_path / "orders" / "job.json").write_text("{")
+    (tmp_path / "returns").mkdir()
+    (tmp_path / "returns" / "job.json").write_text("[]")
+    where = ["--dir", str(tmp_path), "--json"]
+
+    def call(*args: str) -> Any:
+        return CliRunner().invoke(app, [*args, *where])
+
+    assert json.loads(call("checkpoints", "payments").stdout)["job"] == "payments"
+    assert json.loads(call("checkpoints", "Orders-Eu").stdout)["job"] == "orders-eu"
+    for job in ("orders", "returns", "ret"):
+        error = call("checkpoints", job).exception
+        assert isinstance(error, CorruptFileError), job
+        assert "job.json cannot be read" in error.message
+    error = call("checkpoints", "order").exception
+    assert "could be any of orders, orders-eu" in str(error)
+    error = call("checkpoints", "nobody").exception
+    assert "cannot be read: orders, returns" in str(error)
+    told = json.loads(call("list").stdout)
+    assert sorted(job["jid"] for job in told["jobs"]) == ["orders-eu", "payments"]
+    assert [Path(found["directory"]).name for found in told["damaged"]] == ["orders", "returns"]
+    assert all("job.json cannot be read" in found["error"] for found in told["damaged"])
+    shown = CliRunner().invoke(app, ["list", "--dir", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert any("orders " in line and "DAMAGED" in line for line in shown.stdout.splitlines())
 
 
 def test_list_of_nothing_and_of_a_place_that_is_not_there(tmp_path: Path) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from tests.unit.test_checkpoint_coordinator import World
 from tests.unit.test_savepoint_tables import SPECS, make_job, make_savepoint, rewrite
 from typer.testing import CliRunner
 
 from cairn.cli.main import app
 from cairn.cli.output import exit_code
+from cairn.cli.state import plain
 from cairn.errors import CairnError
 from cairn.storage import savepoints
 from cairn.testing.faults import flip_bit
@@ -127,6 +131,30 @@ def test_export(savepoint: str, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["copy", "p.jsonl", "t.csv", "v.parquet"], "no unfinished file is left"
 
 
+def test_numbers_that_json_has_no_word_for_are_text(savepoint: str, tmp_path: Path) -> None:
+    odd = [math.nan, math.inf, -math.inf]
+
+    def change(table: pa.Table) -> pa.Table:
+        values = pa.array([odd[at % 3] for at in range(table.num_rows)], pa.float64())
+        return table.set_column(table.schema.get_field_index("value"), "value", values)
+
+    def strict(text: str) -> Any:
+        return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+    rewrite(savepoint, "by page", change)
+    told = {"NaN", "Infinity", "-Infinity"}
+    code, text = call("state", "show", savepoint, "op", "by page", "--json")
+    assert code == 0
+    assert {row["value"] for row in strict(text)["rows"]} == told
+    target = tmp_path / "odd.jsonl"
+    assert call("state", "export", savepoint, "op", "by page", str(target))[0] == 0
+    assert {strict(line)["value"] for line in target.read_text().splitlines()} == told
+    shown = call("state", "show", savepoint, "op", "by page")[1]
+    assert "-Infinity" in shown
+    assert '"NaN"' not in shown, "people need no quotes"
+    assert plain({math.inf: [math.nan, 1.5]}) == {"Infinity": ["NaN", 1.5]}
+
+
 def test_verify(savepoint: str) -> None:
     told = answer("verify", savepoint)
     assert told["intact"]
@@ -152,14 +180,33 @@ def test_dispose_asks_and_deletes_only_what_is_the_savepoints(savepoint: str) ->
     assert planned["removed"][0] == "_metadata"
     assert planned["left"] == ["tables/op/notes.txt"]
     assert savepoints.is_savepoint(savepoint)
-    assert call("savepoint-dispose", savepoint)[0] == 2, "there is nobody who could say yes"
-    assert "add --yes" in call("savepoint-dispose", savepoint, "--json")[1]
+    for more in ([], ["--json"]):
+        code, text = call("savepoint-dispose", savepoint, *more)
+        assert (code, "nobody can be asked here" in text, "?" in text) == (2, True, False), "a terminal is needed"
     assert savepoints.is_savepoint(savepoint)
     Path(savepoint, "_claimed").write_text("job payments")
     assert "handed to a job" in call("savepoint-dispose", savepoint, "--yes")[1]
     assert call("savepoint-dispose", savepoint, "--yes", "--force")[0] == 0
     assert [path for path in Path(savepoint).rglob("*") if path.is_file()] == [stranger]
     assert call("savepoint-dispose", savepoint, "--yes")[0] == 3
+
+
+def test_dispose_of_a_checkpoint_says_who_removes_it(tmp_path: Path) -> None:
+    world = World(tmp_path / "job")
+    world.commit(0)
+    world.coordinator.request()
+    world.step()
+    for more in (["--yes"], ["--dry-run"], []):
+        code, text = call("savepoint-dispose", str(tmp_path / "job" / "chk-1"), *more)
+        assert code == 2
+        assert "chk-1 is a checkpoint, not a savepoint: its job deletes it" in text
+    assert world.store.numbers() == [1]
+
+
+def test_a_savepoint_may_have_the_name_of_a_checkpoint(savepoint: str, tmp_path: Path) -> None:
+    os.rename(savepoint, tmp_path / "chk-3")
+    assert call("savepoint-dispose", str(tmp_path / "chk-3"), "--yes")[0] == 0
+    assert not (tmp_path / "chk-3").exists()
 
 
 def test_dispose_of_what_is_no_savepoint(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from tests.unit.test_savepoint_coordinator import World
 
+from cairn.api.job import JobHandle
+from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import Control, ask
+from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 
@@ -94,6 +97,17 @@ def test_an_id_is_heard_again_although_the_job_did_not_look_in_between(served: J
         assert ask(served.files, {"action": "savepoint"}, 5, "r1") is not None
     assert served.asked == ["savepoint", "savepoint"]
     assert served.files.list("control") == []
+
+
+@pytest.mark.parametrize("request_id", ["a.done", "b.taken", "x.done.taken"])
+def test_an_id_that_looks_like_an_answer_is_refused(job: Job, request_id: str) -> None:
+    with pytest.raises(InvalidInputError, match="another ending"):
+        ask(job.files, {"action": "savepoint"}, 5, request_id)
+    assert list(job.files.list("control")) == [], "nothing is left for the job to find"
+    policy = RestartPolicy(RestartSettings(), CheckpointSettings())
+    handle = JobHandle("job", "job", job.files.root, policy, "NO_EXTERNALIZED_CHECKPOINTS")
+    with pytest.raises(InvalidInputError, match="another ending"):
+        handle._order(str(job.files.root), request_id)
 
 
 def test_a_stop_with_drain_is_another_thing_than_one_without(served: Job) -> None:

@@ -48,7 +48,7 @@ from cairn.api.topology import topology
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
-from cairn.coordinator.control import CheckpointThread, Control
+from cairn.coordinator.control import CheckpointThread, Control, RunWatch
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.restart import RestartPolicy
@@ -61,7 +61,7 @@ from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoints import held
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
-from cairn.storage.manifests import load_identity
+from cairn.storage.manifests import Runs, load_identity
 from cairn.storage.probe import check_promises
 from cairn.storage.retry import RetryingFileSystem
 
@@ -350,7 +350,8 @@ class StreamExecutionEnvironment:
             if handle._publisher is not None:
                 handle._publisher.recorder.due()
 
-        thread = CheckpointThread(coordinator, between)
+        watch = RunWatch(Runs(files), run, lambda error: handle._fail(error, query))
+        thread = CheckpointThread(coordinator, between, watch)
         handle._attach(recovered, query, compactor, coordinator, thread, control, loop)
 
     def _start_sinks(self, job_dir: str) -> None:

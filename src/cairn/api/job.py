@@ -14,7 +14,15 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
-from cairn.api.failures import first_lines, other_sources
+from cairn.api.failures import (
+    Collisions,
+    first_lines,
+    from_outside,
+    jvm_gone,
+    needs_new_process,
+    other_sources,
+    other_writer,
+)
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts
 from cairn.api.publishing import Publisher
@@ -106,6 +114,7 @@ class JobHandle:
         self._lock = threading.Lock()
         self._gate = EpochGate()
         self._publisher = publisher
+        self._collisions = Collisions()
 
     @property
     def web_url(self) -> str | None:
@@ -165,7 +174,7 @@ class JobHandle:
         return stop(files, self._gate, coordinator, loop, order, self.run, self._timers, self._finish, timeout)
 
     def _order(self, directory: str | None, request_id: str | None, drain: bool = False) -> SavepointOrder:
-        request = layout.checked(request_id, "request id") if request_id is not None else uuid.uuid4().hex
+        request = layout.checked_request(request_id) if request_id is not None else uuid.uuid4().hex
         return SavepointOrder(target_directory(directory, self._savepoint_dir), request, drained=drain)
 
     def _running(self, what: str) -> CheckpointCoordinator:
@@ -279,17 +288,19 @@ class JobHandle:
             return None
         if self._fatal is not None:
             return self._fatal
+        gone: CairnError | None = None
         try:
             spark_error = self._query.exception()
         except Exception as error:  # noqa: BLE001 - the JVM does not answer any more
             spark_error = error
+            gone = jvm_gone(self.name, error)
         if self._error is None and spark_error is None:
             return None
         own = self._error
         if isinstance(own, CairnError):
             return own
         text = f"{own}\n{spark_error}"
-        carried = from_traceback(text) or self._overtaken() or other_sources(text)
+        carried = from_traceback(text) or self._overtaken() or gone or other_sources(text) or other_writer(text)
         if carried is None:
             carried = EpochFailedError(f"job '{self.name}' failed: {first_lines(str(own or spark_error))}")
         carried.__cause__ = own if own is not None else spark_error
@@ -301,9 +312,10 @@ class JobHandle:
         try:
             while True:
                 self._wait_for_query()
-                failure = self._failure()
+                failure = self._failure() or self._ended_by_another()
                 self._release()
                 if failure is None or not self._start_again(failure):
+                    self._fatal = self._fatal or failure  # decided once: what comes later does not change how it ended
                     break
             self._end_checkpoints()
             self._apply_retention()
@@ -342,12 +354,14 @@ class JobHandle:
     def _start_again(self, failure: CairnError) -> bool:
         """Restart as the strategy allows; False if the job stays down."""
         self._end_checkpoints()
-        while self._restart is not None and worth_restarting(failure):
-            delay = self._policy.next_delay(time.time_ns() // 1_000_000)
+        while self._restart is not None and worth_restarting(failure) and not needs_new_process(failure):
+            delay = self._collisions.next_delay(failure)
+            if delay is None:
+                delay = self._policy.next_delay(time.monotonic_ns() // 1_000_000)
             if delay is None:
                 if self._policy.type != "none":
-                    told = self._policy.describe()
-                    _log.error("job %s stays down: its restart strategy (%s) is exhausted", self.name, told)
+                    strategy = self._policy.describe()
+                    _log.error("job %s stays down: its restart strategy (%s) is exhausted", self.name, strategy)
                 return False
             _log.warning("job %s failed and is restarted in %d ms: %s", self.name, delay, failure)
             if self._publisher is not None:
@@ -368,7 +382,8 @@ class JobHandle:
             except CairnError as error:
                 self._fatal = failure = error
             except Exception as error:  # noqa: BLE001 - Spark says no: the strategy decides about another try
-                self._fatal = failure = EpochFailedError(f"job '{self.name}' could not be restarted: {error}")
+                told = EpochFailedError(f"job '{self.name}' could not be restarted: {error}")
+                self._fatal = failure = jvm_gone(self.name, error) or told
         return False
 
     def _end_checkpoints(self) -> None:
@@ -378,13 +393,21 @@ class JobHandle:
 
     def _apply_retention(self) -> None:
         """At the end of a job its checkpoints go or stay, as configured. Those of a job that a newer run has stay."""
-        if not keeps_checkpoints(self._retention, self._canceled, self._failure()) and self._overtaken() is None:
+        failure = self._failure()
+        if keeps_checkpoints(self._retention, self._canceled, failure) or from_outside(failure):
+            return
+        if self._overtaken() is None:
             discard_all(LocalFileSystem(self.directory), self.name)
 
-    def _fail(self, error: CairnError) -> None:
-        """End the run with this error, whatever it is doing. Returns at once."""
+    def _fail(self, error: CairnError, query: Any = None) -> None:
+        """End the run with this error, whatever it is doing. Returns at once. `query`: of a run in the making."""
         self._fatal = error
-        threading.Thread(target=self._query.stop, name="cairn-fail", daemon=True).start()
+        query = query if query is not None else self._query
+        threading.Thread(target=query.stop, name="cairn-fail", daemon=True).start()
+
+    def _ended_by_another(self) -> FencedError | None:
+        """Why a query ended in peace that nobody asked to end: Spark stops it for a newer one of the same session."""
+        return None if self._canceled or self._stopped else self._overtaken()
 
     def _overtaken(self) -> FencedError | None:
         """Spark finds out by itself that someone else writes its log; the cause is a newer run of this job."""

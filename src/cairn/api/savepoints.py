@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,8 @@ from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.manifests import load_identity
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
+
+_log = logging.getLogger("cairn.api")
 
 
 def target_directory(given: str | None, configured: str) -> str:
@@ -203,10 +206,14 @@ class SparkSavepoints:
         return WrittenSavepoint(path, _size(path, writing.metadata), writing.metadata.epoch)
 
     def cancel(self, number: int) -> None:
-        self._spark.sparkContext.cancelJobGroup(self._group(number))
         writing = self._writing.get(number)
         if writing is not None:
             writing.given_up = True
+        try:
+            self._spark.sparkContext.cancelJobGroup(self._group(number))
+        except Exception as error:  # noqa: BLE001 - the JVM is gone, and its tasks with it; the folder must go all the same
+            _log.debug("the tasks of savepoint %d could not be cancelled: %s", number, error)
+        if writing is not None:
             writing.folder.abort()
 
 

@@ -44,21 +44,30 @@ def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdent
     root = local_root(directory or DEFAULT_DIRECTORY)
     found = []
     seen: list[tuple[str, str]] = []
+    damaged: dict[str, CairnError] = {}
     for name in LocalFileSystem(root).folders(""):
         files = LocalFileSystem(os.path.join(root, name))
-        identity = load_identity(files)
+        try:
+            identity = load_identity(files)
+        except CairnError as error:  # its neighbours are none the worse for it
+            damaged[name] = error
+            continue
         if identity is not None:
             seen.append((identity.job_id, identity.name))
         if identity is not None and (identity.name == job or identity.job_id.startswith(job)):
             found.append((files, identity))
     exact = [pair for pair in found if job in (pair[1].name, pair[1].job_id)]
-    if len(exact or found) == 1:
+    meant = [name for name in damaged if name.startswith(job)]  # a job's folder has its id for a name
+    if not exact and (job in damaged or (not found and len(meant) == 1)):
+        raise damaged[job if job in damaged else meant[0]]
+    if len(exact) == 1 or (not exact and len(found) == 1 and not meant):
         return (exact or found)[0]
-    if not found:
+    if not found and not meant:
         near = difflib.get_close_matches(job, [name for ids in seen for name in ids], 1)
         hint = f"; did you mean '{near[0]}'?" if near else "; give its path, or its directory with --dir"
-        raise NotFoundError(f"there is no job '{job}' in {root}{hint}", job=job)
-    names = ", ".join(sorted(identity.job_id for _, identity in found))
+        unread = f". Not looked at, since their {layout.JOB} cannot be read: {', '.join(damaged)}" if damaged else ""
+        raise NotFoundError(f"there is no job '{job}' in {root}{hint}{unread}", job=job)
+    names = ", ".join(sorted([*(identity.job_id for _, identity in found), *meant]))
     raise InvalidInputError(f"'{job}' could be any of {names}; give more of the id", job=job)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cairn.cli.output import ExitCode, Output, printable
 from cairn.config import DEFAULT_DIRECTORY
+from cairn.errors import CairnError
 from cairn.view import words
 from cairn.view.documents import overview
 from cairn.view.health import health_of
@@ -22,10 +24,15 @@ _WIDE = 150
 def list_jobs(directory: str | None, running: bool, watch: float | None, out: Output) -> int:
     """Print the jobs, running ones first. With `watch`, again and again until Ctrl-C."""
     while True:
-        jobs = _jobs(directory or DEFAULT_DIRECTORY, running)
-        out.document({"version": SHAPE, "jobs": [overview(job) for job in jobs]})
+        damaged: dict[str, CairnError] = {}
+        jobs = _jobs(directory or DEFAULT_DIRECTORY, running, damaged)
+        out.document({
+            "version": SHAPE,
+            "jobs": [overview(job) for job in jobs],
+            "damaged": [{"directory": path, "error": error.message} for path, error in damaged.items()],
+        })  # fmt: skip
         if not out.as_json:
-            _show(jobs, directory or DEFAULT_DIRECTORY, out)
+            _show(jobs, damaged, directory or DEFAULT_DIRECTORY, out)
         if watch is None:
             return ExitCode.OK
         try:
@@ -34,14 +41,19 @@ def list_jobs(directory: str | None, running: bool, watch: float | None, out: Ou
             return ExitCode.INTERRUPTED
 
 
-def _jobs(directory: str, running: bool) -> list[JobView]:
-    found = [reader.view() for reader in find_readers(directory).values()]
+def _jobs(directory: str, running: bool, damaged: dict[str, CairnError]) -> list[JobView]:
+    found = []
+    for reader in find_readers(directory, damaged).values():
+        try:
+            found.append(reader.view())
+        except CairnError as error:
+            damaged[reader.directory] = error
     found.sort(key=lambda job: (not job.running, -job.started_ms))
     return [job for job in found if job.running or not running]
 
 
-def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
-    if not jobs:
+def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory: str, out: Output) -> None:
+    if not jobs and not damaged:
         out.line(f"no jobs in {directory}; start one with: cairn run JOB.py")
         return
     from rich import box
@@ -61,9 +73,13 @@ def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
     table.add_column("is it fine?")
     if not narrow:
         table.add_column("page", overflow="fold")
+
+    def add(*cells: str | Text) -> None:
+        table.add_row(*[cell for at, cell in enumerate(cells) if not narrow or at not in (2, 6, 8)])
+
     for job in jobs:
         last = job.checkpoints.latest("COMPLETED")
-        cells: list[str | Text] = [
+        add(
             Text(printable(job.job_id)),
             Text(job.status, style=_COLOURS.get(job.status, "")),
             words.when(job.started_ms),
@@ -73,8 +89,10 @@ def _show(jobs: Sequence[JobView], directory: str, out: Output) -> None:
             words.size(job.state_bytes),
             Text(printable(health_of(job).verdict)),
             Text(printable(job.url)),
-        ]
-        table.add_row(*[cell for at, cell in enumerate(cells) if not narrow or at not in (2, 6, 8)])
+        )
+    for path, error in damaged.items():
+        told = Text(printable(f"cannot be read: {error.message}"))
+        add(Text(printable(os.path.basename(path))), Text("DAMAGED", style="red"), *("-",) * 5, told, "")
     out.table(table)
     for job in jobs if narrow else ():
         if job.url:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.config.options import ALIASES
 from cairn.errors import CairnError, InvalidInputError, NotFoundError, from_traceback
 
 CONFIG_VARIABLE = "CAIRN_CONFIG"
@@ -48,6 +49,8 @@ def job_config(
         if not isinstance(loaded, dict):
             raise InvalidInputError(f"{CONFIG_VARIABLE} is set but is not a JSON object.")
         config.update(loaded)
+    given = {ALIASES.get(key, key) for key in settings}  # -D wins also over another name of the same option
+    config = {key: value for key, value in config.items() if ALIASES.get(key, key) not in given}
     config.update(settings)
     if parallelism is not None:
         config["parallelism.default"] = parallelism

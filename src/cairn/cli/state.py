@@ -9,8 +9,10 @@ import base64
 import datetime as dt
 import decimal
 import json
+import math
 import os
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +40,9 @@ from cairn.runtime.snapshots import (
     reading,
     refuse_key,
 )
-from cairn.storage.savepoints import dispose
+from cairn.storage import layout
+from cairn.storage.filesystem import local_root
+from cairn.storage.savepoints import dispose, is_savepoint
 from cairn.view.words import size, when
 
 _PIECES = 32
@@ -50,13 +54,15 @@ _SHOWN = 200
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: bytes as base64, times as ISO text, decimals as text."""
+    """A value as JSON can hold it: bytes as base64, times as ISO text, decimals, NaN and infinities as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, (dt.datetime, dt.date)):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(inner) for key, inner in value.items()}
     if hasattr(value, "_asdict"):
@@ -66,8 +72,14 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 
+def _line(value: Any) -> str:
+    """A value for people: text and NaN without quotes."""
+    shown = plain(value) if isinstance(value, float) else value
+    return shown if isinstance(shown, str) else json.dumps(plain(value), ensure_ascii=False)
+
+
 def _text(value: Any) -> str:
-    shown = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    shown = _line(value)
     return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
 
 
@@ -184,7 +196,7 @@ def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequ
     if not rows.num_rows:
         out.line(f"operator '{uid}', state '{found.name}' has nothing for this key")
         return ExitCode.NOT_FOUND
-    out.line(value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False))
+    out.line(_line(value))
     return ExitCode.OK
 
 
@@ -382,13 +394,29 @@ def verify(path: str, out: Output) -> int:
     return ExitCode.OK
 
 
+def _refuse_checkpoint(path: str) -> None:
+    """Say so when somebody means a checkpoint: its files may be those of others, too, so only its job removes it."""
+    root = local_root(path)
+    named = layout.checkpoint_number(os.path.basename(root)) is not None
+    if named and os.path.isfile(os.path.join(root, layout.METADATA)) and not is_savepoint(root):
+        raise InvalidInputError(
+            f"{root} is a checkpoint, not a savepoint: its job deletes it once it is not retained any more",
+            remedy="Lower execution.checkpointing.num-retained, or set "
+            "execution.checkpointing.externalized-checkpoint-retention, to keep fewer.",
+            path=root,
+        )
+
+
 def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Output) -> int:
     """Delete a savepoint, after asking."""
+    _refuse_checkpoint(path)
     plan = dispose(path, dry_run=True, force=force)
     if not dry_run and not yes:
         if out.as_json or not sys.stdin.isatty():
-            why = "with --json nobody can be asked" if out.as_json else "nobody can be asked here"
-            raise InvalidInputError(f"{why}, so {plan.path} was left alone: add --yes, or look first with --dry-run")
+            raise InvalidInputError(
+                f"nobody can be asked here, so {plan.path} was left alone",
+                remedy="Add --yes, or look first with --dry-run.",
+            )
         import typer
 
         if not typer.confirm(f"Delete {plan.path} with {len(plan.removed)} files ({size(plan.size)})?"):

@@ -60,23 +60,27 @@ _KEYS = {name: key for key, (name, _, _) in OPTIONS.items()}
 
 def parse(*layers: Mapping[str, Any]) -> Settings:
     """Settings from one or more maps of keys; a later map wins."""
-    options: list[tuple[str, Any]] = []
+    options: list[Mapping[str, Any]] = []
     spark: dict[str, str] = {}
     parameters: dict[str, str] = {}
     for layer in layers:
+        own: dict[str, Any] = {}
         for given, value in layer.items():
+            if not isinstance(given, str):
+                raise InvalidInputError(f"option names are text, found {given!r} ({type(given).__name__})")
             if given.startswith("spark."):
                 spark[given] = str(value)
             elif given.startswith(_PARAMETER):
                 parameters[given.removeprefix(_PARAMETER)] = str(value)
             else:
-                options.append((given, value))
+                own[given] = value
+        options.append(own)
     return _changed(Settings(spark=spark, parameters=parameters), options)
 
 
 def with_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
     """A checked copy of the settings in which these keys have these values."""
-    return _changed(settings, options.items())
+    return _changed(settings, [options])
 
 
 def check(settings: Settings) -> None:
@@ -87,17 +91,28 @@ def check(settings: Settings) -> None:
     _check(settings, {})
 
 
-def _changed(settings: Settings, options: Iterable[tuple[str, Any]]) -> Settings:
+def _changed(settings: Settings, layers: Iterable[Mapping[str, Any]]) -> Settings:
     parts: dict[str, dict[str, Any]] = {"": {}}
     given_as: dict[str, str] = {}
-    for given, value in options:
-        name, read = _option(given)
-        part, _, inner = name.rpartition(".")
-        try:
-            parts.setdefault(part, {})[inner] = read(value)
-        except ValueError as error:
-            raise InvalidInputError(f"option {given}: {error}", option=given) from None
-        given_as[name] = given
+    for layer in layers:
+        here: dict[str, str] = {}
+        for given, value in layer.items():
+            name, read = _option(given)
+            part, _, inner = name.rpartition(".")
+            fields = parts.setdefault(part, {})
+            try:
+                wanted = read(value)
+            except ValueError as error:
+                raise InvalidInputError(f"option {given}: {error}", option=given) from None
+            if name in here and fields[inner] != wanted:
+                first = here[name]
+                raise InvalidInputError(
+                    f"options {first} and {given} are two names of one setting and have different values, "
+                    f"{layer[first]!r} and {value!r}; leave one of them out",
+                    option=given,
+                )
+            fields[inner] = wanted
+            given_as[name] = here[name] = given
     own = parts.pop("")
     if own.get("max_parallelism") == -1:
         own["max_parallelism"] = 0

@@ -54,9 +54,9 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "execution.checkpointing.storage": (
         "checkpoints.storage", readers.choice(STORAGES), "filesystem (default) or jobmanager",
     ),
-    "execution.checkpointing.dir": ("directory", readers.text, "directory of all jobs; default ./cairn-data"),
+    "execution.checkpointing.dir": ("directory", readers.directory, "directory of all jobs; default ./cairn-data"),
     "execution.checkpointing.savepoint-dir": (
-        "checkpoints.savepoint_dir", readers.text,
+        "checkpoints.savepoint_dir", readers.directory,
         "where savepoints go when the one who asks for them names no directory; default: none",
     ),
     "execution.checkpointing.data-inline-threshold": (
@@ -72,7 +72,8 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "a restarted job goes on with the working stores that its hosts still have; default true, false in Flink",
     ),
     "execution.checkpointing.local-backup.dirs": (
-        "local_directory", readers.text, "where working stores live on each host; default: in the temporary folder",
+        "local_directory", readers.one_directory,
+        "where working stores live on each host, one directory; default: in the temporary folder",
     ),
     "execution.checkpointing.prefer-checkpoint-for-recovery": (
         "checkpoints.prefer_checkpoint_for_recovery", readers.boolean,

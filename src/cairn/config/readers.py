@@ -64,6 +64,28 @@ def text(value: Any) -> str:
     return text
 
 
+def directory(value: Any) -> str:
+    """A local path or a `file:` URL, as `storage.filesystem.local_root` takes them."""
+    found = text(value)
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", found)
+    if scheme is not None and scheme.group(1).lower() != "file":
+        raise ValueError(
+            f"expected a local path or a file: URL (on a cluster, a mount shared by all hosts), found {found!r}"
+        )
+    return found
+
+
+def one_directory(value: Any) -> str:
+    """A directory where Flink takes several, with commas between them."""
+    found = directory(value)
+    if "," in found:
+        raise ValueError(
+            f"expected one directory, found {found!r}: working stores of a host are in one place, not spread over "
+            "several disks"
+        )
+    return found
+
+
 def decimal(value: Any) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)

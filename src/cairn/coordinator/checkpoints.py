@@ -80,6 +80,7 @@ class CheckpointCoordinator:
         self._next = store.next_number()
         self._failures = 0
         self._last_end_ms: int | None = None
+        """This and all that is waited for is told by the clock that only runs on."""
         self._closed = False
         self._fenced = False
         self.listeners = Listeners()
@@ -90,7 +91,7 @@ class CheckpointCoordinator:
             first = settings.min_pause_ms
         elif chance is not None:
             first = chance.uniform(settings.min_pause_ms, self._period())
-        self._next_periodic = self._clock.now_ms() + int(first) if settings.interval_ms > 0 else None
+        self._next_periodic = self._clock.monotonic_ms() + int(first) if settings.interval_ms > 0 else None
 
     def _period(self) -> int:
         return max(self._settings.interval_ms, self._settings.min_pause_ms)
@@ -197,7 +198,7 @@ class CheckpointCoordinator:
     def step(self) -> float:
         """Do what is due; returns the milliseconds after which to come back, sooner if something happens."""
         with self._lock:
-            now = self._clock.now_ms()
+            now = self._clock.monotonic_ms()
             self._add_periodic(now)
             self._expire(now)
             wanted = bool(self._queue)
@@ -213,7 +214,7 @@ class CheckpointCoordinator:
             self._advance(pending)
         self._settle()
         with self._lock:
-            return self._next_due(self._clock.now_ms())
+            return self._next_due(self._clock.monotonic_ms())
 
     def _is_owner(self) -> bool:
         """False once a newer run has the job: then this one takes no checkpoint, and deletes nothing, ever again."""
@@ -288,14 +289,14 @@ class CheckpointCoordinator:
             self._trigger(request, now)
 
     def _trigger(self, request: CheckpointRequest, now: int) -> None:
-        pending = Pending(self._next, request, now, now + self._settings.timeout_ms)
+        pending = Pending(self._next, request, self._clock.now_ms(), now, now + self._settings.timeout_ms)
         if request.order is not None:
             pending.type = CheckpointType.SAVEPOINT
         self._next += 1
         self._pending[pending.number] = pending
         _log.info(
             "Triggering checkpoint %d (type=%s) @ %d for job %s.",
-            pending.number, pending.type.value, now, self._facts.job_id,
+            pending.number, pending.type.value, pending.trigger_ms, self._facts.job_id,
         )  # fmt: skip
         if self._running is None:
             self._cut(pending, in_flight="", durable=True)
@@ -311,7 +312,7 @@ class CheckpointCoordinator:
         for pending in self._pending.values():
             if pending.is_savepoint:
                 continue  # a savepoint is always aligned, as in Flink
-            if pending.manifest is None and now - pending.trigger_ms >= self._settings.aligned_timeout_ms:
+            if pending.manifest is None and now - pending.since_ms >= self._settings.aligned_timeout_ms:
                 self._cut_unaligned(pending)
 
     def _cut_unaligned(self, pending: Pending) -> None:
@@ -329,7 +330,7 @@ class CheckpointCoordinator:
         """Take a checkpoint whose cut is made one step further."""
         if pending.request.full and not pending.writing and pending.manifest is not None:
             pending.writing = True
-            pending.async_since = self._clock.now_ms()
+            pending.async_since = self._clock.monotonic_ms()
             self._start_writing(pending, pending.manifest)
         if pending.error is not None:
             with self._lock:
@@ -355,7 +356,7 @@ class CheckpointCoordinator:
                 self._retained.discard(pending.number)
             return
         with self._changed:
-            pending.async_ms = self._clock.now_ms() - pending.async_since
+            pending.async_ms = self._clock.monotonic_ms() - pending.async_since
             if isinstance(result, Exception):
                 pending.error = result
             else:
@@ -389,7 +390,7 @@ class CheckpointCoordinator:
                 return
             del self._pending[pending.number]
             self._failures = 0
-            self._last_end_ms = checkpoint.info.end_ms
+            self._last_end_ms = self._clock.monotonic_ms()
             self._retained.add(checkpoint)
             for older in [p for p in self._pending.values() if p.number < pending.number and not p.is_savepoint]:
                 self._abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
@@ -437,7 +438,7 @@ class CheckpointCoordinator:
             pending.info(CheckpointStatus.FAILED), failure=why, reason=reason, end_ms=self._clock.now_ms()
         )
         if not pending.is_savepoint:
-            self._last_end_ms = info.end_ms
+            self._last_end_ms = self._clock.monotonic_ms()
             self.notices.append((pending.number, False))
         level = logging.INFO if reason in (FailureReason.SUBSUMED, FailureReason.SHUTDOWN) else logging.WARNING
         _log.log(level, "Checkpoint %d of job %s failed (%s): %s", info.id, self._facts.job_id, reason.value, why)
@@ -490,5 +491,5 @@ class CheckpointCoordinator:
         for pending in self._pending.values():
             dues.append(pending.deadline_ms)
             if pending.manifest is None and self._settings.unaligned and not pending.is_savepoint:
-                dues.append(pending.trigger_ms + self._settings.aligned_timeout_ms)
+                dues.append(pending.since_ms + self._settings.aligned_timeout_ms)
         return max(1, min(dues) - now)

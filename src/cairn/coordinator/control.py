@@ -20,10 +20,11 @@ from typing import Any
 import msgspec
 
 from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
+from cairn.errors import CairnError, CheckpointFailedError, FencedError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem
+from cairn.storage.manifests import Runs
 
 _log = logging.getLogger("cairn.checkpoint")
 _DONE = ".done"
@@ -34,6 +35,8 @@ _KEPT_SECONDS = 86_400.0
 _LATE = 2.0
 """Of `PATIENCE`: a request to end the job that is found so old was left by somebody who has gone."""
 _ENDINGS = ("stop", "cancel")
+LOOK_SECONDS = 1.0
+"""How often a run looks whether a newer one has taken its job."""
 
 Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo | None]]
 """Begins what a request asks for, and returns what waits for its end; `ValueError` for a request that is none."""
@@ -187,18 +190,65 @@ def _refuse_late(asked: Mapping[str, Any], info: FileInfo) -> None:
         )
 
 
+class RunWatch:
+    """Looks about once a second whether a newer run has taken the job, and tells it once.
+
+    The epoch loop looks too, but only when an epoch begins, and Spark writes its log before that: an old run at rest
+    would wake with the first new rows, and put an entry into the log of the run that has the job now.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        run: int,
+        overtaken: Callable[[FencedError], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runs = runs
+        self._run = run
+        self._overtaken = overtaken
+        self._clock = clock
+        self._next = clock()
+        self._ended = False
+
+    def look(self) -> None:
+        now = self._clock()
+        if self._ended or now < self._next:
+            return
+        self._next = now + LOOK_SECONDS
+        try:
+            self._runs.check(self._run)
+        except FencedError as error:
+            if not self._ended:  # a run that has ended is followed by the next one of the same job
+                self._ended = True
+                self._overtaken(error)
+        except (CairnError, OSError) as error:  # away for a moment: the next look, or the next epoch, tells
+            _log.debug("cannot look for a newer run: %s", error)
+
+    def end(self) -> None:
+        self._ended = True
+
+
 class CheckpointThread:
     """Calls the coordinator until it is stopped."""
 
-    def __init__(self, coordinator: CheckpointCoordinator, between: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        coordinator: CheckpointCoordinator,
+        between: Callable[[], None] = lambda: None,
+        watch: RunWatch | None = None,
+    ) -> None:
         self._coordinator = coordinator
         self._between = between
+        self._watch = watch
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cairn-checkpoints", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            if self._watch is not None:
+                self._watch.look()
             try:
                 self._between()
             except Exception:  # noqa: BLE001 - requests are one thing, the coordinator's own work another
@@ -213,6 +263,8 @@ class CheckpointThread:
 
     def stop(self) -> None:
         self._stop.set()
+        if self._watch is not None:
+            self._watch.end()
         self._coordinator.close()
         self._thread.join(10)
 
@@ -223,7 +275,7 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
     `request` is the id to ask with; an answer that is there already under that id is taken, if it answers the same
     question. `InvalidInputError` if the id stands for another one.
     """
-    path = f"{layout.CONTROL}/{layout.checked(request, 'request id') if request else uuid.uuid4().hex}"
+    path = f"{layout.CONTROL}/{layout.checked_request(request) if request else uuid.uuid4().hex}"
     gist = _gist(question)
     waiting = _waiting_request(files, path)
     if waiting is not None and waiting != gist:

@@ -15,12 +15,21 @@ _log = logging.getLogger("cairn.checkpoint")
 
 
 class Clock(Protocol):
-    def now_ms(self) -> int: ...
+    """Two clocks: the one that people set, for what is told, and one that only runs on, for what is waited for."""
+
+    def now_ms(self) -> int:
+        """The time of day. It may jump, forwards and back."""
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some moment: for deadlines, pauses and periods."""
 
 
 class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
 
 
 class SnapshotRunner(Protocol):

@@ -80,7 +80,10 @@ class Pending:
     number: int
     request: CheckpointRequest
     trigger_ms: int
+    """The time of day."""
+    since_ms: int
     deadline_ms: int
+    """Of the clock that only runs on, as `async_since`."""
     type: CheckpointType = CheckpointType.CHECKPOINT
     waits_for: int | None = None
     """The running epoch whose end is the cut."""

@@ -95,7 +95,7 @@ class Retained:
 
     def discard(self, number: int) -> bool:
         """Delete a checkpoint's folder; False if that did not work, or it is too soon to try again."""
-        now = self._clock.now_ms()
+        now = self._clock.monotonic_ms()
         if not (self._hurry or self._discards.due(number, now)):
             return False
         try:

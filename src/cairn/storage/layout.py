@@ -84,6 +84,18 @@ def checked(name: str, what: str) -> str:
     return name
 
 
+def checked_request(request: str) -> str:
+    """The id of a request, which names a file in `control/`; beside it lie files that end as answers do."""
+    checked(request, "request id")
+    if request.endswith((".done", ".taken")):
+        raise InvalidInputError(
+            f"request id {request!r} cannot be used: names that end in .done or .taken are those of the answers to "
+            "requests. Take an id with another ending.",
+            name=request,
+        )
+    return request
+
+
 def run_path(run: int) -> str:
     return f"{RUNS}/{run:0{_DIGITS}d}"
 

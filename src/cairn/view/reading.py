@@ -317,8 +317,11 @@ def alive(record: RunRecord) -> bool:
     return began * 1000 <= record.started_ms + 5000
 
 
-def find_readers(directory: str) -> dict[str, JobReader]:
-    """The jobs of a directory by id; the directory itself may be a job's."""
+def find_readers(directory: str, damaged: dict[str, CairnError] | None = None) -> dict[str, JobReader]:
+    """The jobs of a directory by id; the directory itself may be a job's.
+
+    Those whose `job.json` cannot be read are left out, and put into `damaged` by the path of their folder.
+    """
     root = local_root(directory)
     if not os.path.isdir(root):
         raise NotFoundError(f"there is no directory {root}", path=root)
@@ -331,8 +334,9 @@ def find_readers(directory: str) -> dict[str, JobReader]:
             reader = JobReader(os.path.join(root, name))
             try:
                 found[reader.identity().job_id] = reader
-            except CairnError:
-                continue  # not ours, or newer than this cairn
+            except CairnError as error:  # not ours, or newer than this cairn
+                if damaged is not None:
+                    damaged[reader.directory] = error
     return found
 
 

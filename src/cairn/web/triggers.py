@@ -39,7 +39,7 @@ class Triggers:
 
     def start(self, job: JobView, trigger_id: str, action: str, asked: dict[str, Any]) -> None:
         """Ask the job, once for a trigger id. Raises if the id stands for something else, or too much is under way."""
-        layout.checked(trigger_id, "trigger id")
+        layout.checked_request(layout.checked(trigger_id, "trigger id"))
         key = (job.job_id, trigger_id)
         with self._lock:
             known = self._known.get(key)
