@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_cli_state import call
-from tests.unit.test_restore_savepoint import Pickled
+from tests.unit.test_restore_savepoint_faults import Pickled
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
 from cairn.api.origin import made_here

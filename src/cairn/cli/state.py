@@ -12,7 +12,6 @@ import json
 import math
 import os
 import sys
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
