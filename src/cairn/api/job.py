@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
-from cairn.api.failures import first_lines, other_sources
+from cairn.api.failures import first_lines, note_damage, other_sources
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts
 from cairn.api.publishing import Publisher
@@ -302,6 +302,8 @@ class JobHandle:
             while True:
                 self._wait_for_query()
                 failure = self._failure()
+                if isinstance(failure, CorruptFileError):
+                    self._fatal = failure = note_damage(LocalFileSystem(self.directory), failure)
                 self._release()
                 if failure is None or not self._start_again(failure):
                     break

@@ -125,9 +125,10 @@ def recover(
     if identity is None:
         identity = create_identity(files, job_id, name, max_parallelism, settings.restore_path)
     _check_groups(identity, max_parallelism)
+    marked = files.exists(layout.DAMAGED)
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
     if snapshot is None:
-        snapshot = _fallback(files, identity, uids, settings, thorough or files.exists(layout.DAMAGED))
+        snapshot = _fallback(files, identity, uids, settings, thorough or marked)
         if snapshot is not None and snapshot.checkpoint is not None:
             _check_unclaimed(snapshot.checkpoint.manifest, uids, settings)
             check_order(files, snapshot.checkpoint.manifest, sources)
@@ -163,7 +164,8 @@ def recover(
         _log.info("job %s, run %d: going on from epoch %d", name, run.run, manifest.epoch)
     else:
         _log.info("job %s, run %d: starting with empty state", name, run.run)
-    files.delete(layout.DAMAGED)
+    if marked:
+        files.delete(layout.DAMAGED)
     return Recovered(identity, run, manifest)
 
 

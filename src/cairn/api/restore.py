@@ -121,12 +121,7 @@ def next_epoch(snapshot: Snapshot, files: LocalFileSystem) -> int:
     used = [snapshot.epoch, *ManifestStore(files).epochs(), *_numbers(files, "offsets"), *_numbers(files, "commits")]
     if not ManifestStore(files).epochs():  # they may be lost, and Spark's logs with them
         used += [checkpoint.manifest.epoch for checkpoint in CheckpointStore(files).all()]
-        used += [made[0] for made in map(layout.made_by, _state_files(files)) if made is not None]
     return 1 + max(used)
-
-
-def _state_files(files: LocalFileSystem) -> list[str]:
-    return [info.path for info in files.walk(layout.SHARED)]
 
 
 def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:

@@ -79,17 +79,17 @@ def commit_batch(folder: str, epoch: int, watermark: int) -> None:
 def check_logs(folder: str, epoch: int, remedy: str) -> None:
     """Refuse logs of Spark's that it could not go on from, or would go on from wrongly, before a query is started.
 
-    `folder` is the query's checkpointLocation, `epoch` the newest committed one (-1 if there is none); `remedy` says
-    what can be done about any of it. Entries from before that epoch are not looked at: Spark does not read them.
+    `folder` is the query's checkpointLocation, `epoch` the newest committed one (-1 if there is none), whose positions
+    were compared with its manifest; `remedy` says what can be done about any of it. What lies before that epoch is not
+    looked at: Spark does not read it.
     """
-    for log, told in (
-        ("offsets", "no epoch was committed for it, so it can be moved away: the epoch is planned anew"),
-        ("commits", "its epoch has a manifest, so it can be moved away: the epoch is rolled forward"),
+    for log, first, told in (
+        ("offsets", epoch + 1, "no epoch was committed for it, so it can be moved away: the epoch is planned anew"),
+        ("commits", epoch - 1, "its epoch has a manifest, so it can be moved away: the epoch is rolled forward"),
     ):
         for number in _numbers(os.path.join(folder, log)):
-            if number >= epoch - (log == "commits"):
-                free = number > epoch if log == "offsets" else number <= epoch
-                _check_entry(os.path.join(folder, log, str(number)), f"{told}. Or: {remedy}" if free else remedy)
+            if number >= first:
+                _check_entry(os.path.join(folder, log, str(number)), f"{told}. Or: {remedy}")
     sources = os.path.join(folder, layout.SOURCES)
     for source in sorted(os.listdir(sources)) if os.path.isdir(sources) else ():
         place = os.path.join(sources, source)
