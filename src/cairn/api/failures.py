@@ -50,7 +50,7 @@ def note_damage(files: FileSystem, failure: CorruptFileError) -> CorruptFileErro
             f" and goes back to the newest intact checkpoint, {path} unless that is damaged, too; to go back to it by "
             f"hand, `cairn run JOB.py -s {path}`."
         )
-    made = CorruptFileError(f"{failure.message}. {told}", **failure.facts)
+    made = CorruptFileError(f"{failure.message.rstrip('. ')}. {told}", **failure.facts)
     made.__cause__ = failure.__cause__
     return made
 

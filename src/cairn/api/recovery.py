@@ -137,7 +137,7 @@ def recover(
             current = _newest(files)
             check_order(files, current, sources)
             folder = os.path.join(files.root, current.spark if current is not None else layout.SPARK)
-            check_logs(folder, current.epoch if current is not None else -1, remedy(files, current))
+            check_logs(folder, current.epoch if current is not None else -1, lambda: remedy(files, current))
     prepare()
     epoch = next_epoch(snapshot, files) if snapshot is not None else -1
     moved: dict[str, list[StateHandle]] = {}

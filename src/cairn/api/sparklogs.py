@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import zlib
+from collections.abc import Callable
 
 from cairn.errors import CorruptFileError
 from cairn.model.manifest import NO_WATERMARK
@@ -76,7 +77,7 @@ def commit_batch(folder: str, epoch: int, watermark: int) -> None:
         LocalFileSystem(folder).create(f"commits/{epoch}", f'v1\n{{"nextBatchWatermarkMs":{known}}}'.encode())
 
 
-def check_logs(folder: str, epoch: int, remedy: str) -> None:
+def check_logs(folder: str, epoch: int, remedy: Callable[[], str]) -> None:
     """Refuse logs of Spark's that it could not go on from, or would go on from wrongly, before a query is started.
 
     `folder` is the query's checkpointLocation, `epoch` the newest committed one (-1 if there is none), whose positions
@@ -89,7 +90,7 @@ def check_logs(folder: str, epoch: int, remedy: str) -> None:
     ):
         for number in _numbers(os.path.join(folder, log)):
             if number >= first:
-                _check_entry(os.path.join(folder, log, str(number)), f"{told}. Or: {remedy}")
+                _check_entry(os.path.join(folder, log, str(number)), told, remedy)
     sources = os.path.join(folder, layout.SOURCES)
     for source in sorted(os.listdir(sources)) if os.path.isdir(sources) else ():
         place = os.path.join(sources, source)
@@ -102,31 +103,35 @@ def _numbers(folder: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(folder) if name.isdigit()) if os.path.isdir(folder) else []
 
 
-def _check_entry(path: str, remedy: str) -> None:
-    lines = _lines(path, remedy, "strict")
-    if lines is not None and (not re.fullmatch(r"v\d+", lines[0]) or len(lines) < 2 or not _is_json(lines[1])):
-        raise _torn(path, remedy)
+def _check_entry(path: str, told: str, remedy: Callable[[], str]) -> None:
+    data = _read(path, lambda: f"{told}. Or: {remedy()}")
+    if data is None:
+        return
+    version, document = [*data.split(b"\n"), b""][:2]
+    if not re.fullmatch(rb"v\d+", version) or not _is_json(document):
+        raise _torn(path, f"{told}. Or: {remedy()}")
 
 
-def _check_source(path: str, remedy: str) -> None:
+def _check_source(path: str, remedy: Callable[[], str]) -> None:
     """What is cut short is empty, or cut within its last line, where the logs of Spark's sources have a document."""
-    lines = _lines(path, remedy, "replace")
-    if lines == [""] or (lines is not None and lines[-1].startswith("{") and not _is_json(lines[-1])):
-        raise _torn(path, remedy)
+    data = _read(path, remedy)
+    if data is None:
+        return
+    last = data[data.rfind(b"\n") + 1 :]
+    if not data or (last.startswith(b"{") and not _is_json(last)):
+        raise _torn(path, remedy())
 
 
-def _lines(path: str, remedy: str, errors: str) -> list[str] | None:
+def _read(path: str, remedy: Callable[[], str]) -> bytes | None:
     try:
-        return read_log(path).decode(errors=errors).split("\n")
+        return read_log(path)
     except FileNotFoundError:  # a query that still runs has removed it meanwhile
         return None
-    except UnicodeDecodeError:
-        raise _torn(path, remedy) from None
     except CorruptFileError as error:
-        raise CorruptFileError(f"{error.message} Or: {remedy}", **error.facts) from None
+        raise CorruptFileError(f"{error.message} Or: {remedy()}", **error.facts) from None
 
 
-def _is_json(line: str) -> bool:
+def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
     except (ValueError, RecursionError):
