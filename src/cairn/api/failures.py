@@ -47,8 +47,8 @@ def note_damage(files: FileSystem, failure: CorruptFileError) -> CorruptFileErro
     else:
         path = f"{files.root}/{layout.checkpoint_folder(usable.id)}"
         told += (
-            f" and goes back to the newest intact checkpoint, {path} unless that is damaged, too; to go back to it by "
-            f"hand, `cairn run JOB.py -s {path}`."
+            f" and, where some is damaged, goes back to the newest intact checkpoint: {path}, unless that is damaged, "
+            f"too. To go back to it by hand, `cairn run JOB.py -s {path}`."
         )
     made = CorruptFileError(f"{failure.message.rstrip('. ')}. {told}", **failure.facts)
     made.__cause__ = failure.__cause__
