@@ -12,7 +12,6 @@ from cairn.model.manifest import Manifest
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
 
 
 def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:
@@ -82,10 +81,9 @@ def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
     folder = manifest.spark if manifest is not None else layout.SPARK
     planned = spark_batches(files.root, "offsets", folder)
     newest = manifest.epoch if manifest is not None else -1
-    # Spark commits after cairn, so a commit says that there was a manifest; a run that still works may add both now.
-    for name in spark_folders(files):
+    for name in spark_folders(files):  # Spark commits after cairn, so a commit says that there was a manifest
         committed = spark_batches(files.root, "commits", name)
-        if committed and committed[-1] > newest and not ManifestStore(files).exists(committed[-1]):
+        if committed and committed[-1] > newest:
             raise CorruptFileError(
                 f"Spark's log in {files.root}/{name} has committed batch {committed[-1]}, but the newest manifest is "
                 f"{'of epoch ' + str(newest) if newest >= 0 else 'missing'}: the state of that batch is gone. Bring "
