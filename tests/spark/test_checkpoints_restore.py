@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.checkpoint_lab import ROWS, listing, outputs, processed, running, until
+from tests.spark.checkpoint_lab import RETAIN, ROWS, listing, outputs, processed, running, until
 from tests.spark.lab import Lab
-from tests.spark.oracle import Oracle, expected, numbered_rows, ship
+from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship, write_file
 
 from cairn import (
     CorruptFileError,
+    FileSink,
     IncompatibleStateError,
     InvalidInputError,
+    JobHandle,
     JobStatus,
     KeyedProcessFunction,
     ListStateDescriptor,
@@ -283,3 +285,33 @@ def test_a_checkpoint_of_another_job_cannot_be_claimed(lab: Lab) -> None:
     with pytest.raises(InvalidInputError, match="cannot be claimed"):
         running(lab, "other", **claim)
     assert not (lab.jobs / "other").exists()
+
+
+def test_a_source_of_two_branches_falls_back_and_sources_keep_their_places(lab: Lab) -> None:
+    other = lab.folder / "other"
+    write_file(other, 0, ROWS[:20])
+
+    def start(swapped: bool = False) -> JobHandle:
+        env = lab.env(1, **RETAIN).set_trigger(processing_time="0 seconds")
+        stream, second = lab.stream(env), env.from_df(lab.spark.readStream.schema(INPUT).json(str(other)))
+        for uid, source in (("one", second if swapped else stream), ("two", stream), ("other", second)):
+            checked = source.key_by("key").process(Oracle(), OUTPUT, uid=uid)
+            checked.sink_to(FileSink(str(lab.folder / f"output-{uid}")), uid=f"out-{uid}")
+        return env.execute_async("fan")
+
+    lab.feed(ROWS[:40])
+    job = start()
+    processed(job, 40)
+    job.trigger_checkpoint()
+    lab.feed(ROWS[40:80])
+    processed(job, 80)
+    job.cancel()
+    with pytest.raises(IncompatibleStateError, match=r"same as source 0.*The job now reads .*same as source"):
+        start(swapped=True)
+    newest = max((lab.jobs / "fan" / "epochs").iterdir())
+    flip_bit(newest, 60)
+    back = start()
+    processed(back, 40)
+    back.cancel()
+    assert set(outputs(lab, "one")) == set(outputs(lab, "two")) == set(expected(ROWS[:80]))
+    assert outputs(lab, "other") == expected(ROWS[:20])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cairn.api.recovery import recover, spark_batches
+from cairn.api.agreement import spark_batches
+from cairn.api.recovery import recover
 from cairn.config import Settings
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan

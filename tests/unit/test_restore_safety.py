@@ -172,8 +172,8 @@ def a_job(tmp_path: Path) -> tuple[str, JobShape, LocalFileSystem]:
         job.push(*ROWS[:10])
         job.run_epoch()
     manifest = newest(tmp_path / "b")
-    for log in ("offsets", "commits"):  # what Spark would have logged
-        (tmp_path / "b" / manifest.spark / log / str(manifest.epoch)).write_text(manifest.offsets)
+    for log, text in (("offsets", manifest.offsets), ("commits", "v1\n{}")):  # what Spark would have logged
+        (tmp_path / "b" / manifest.spark / log / str(manifest.epoch)).write_text(text)
     return path, shape, LocalFileSystem(str(tmp_path / "b"))
 
 

@@ -287,6 +287,7 @@ class StreamExecutionEnvironment:
                 [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
                 prepare=prepare, thorough=thorough, compact_interval=self._compact_interval(),
                 restorer=Restorer(self._shape, SparkMover(self.spark)),
+                sources=lambda: self._source_names(final_frame(self._sinks)[0]),
             )  # fmt: skip
 
     def _compact_interval(self) -> int:

@@ -1,12 +1,18 @@
-"""Spark's words for what went wrong, in ours."""
+"""Spark's words for what went wrong, in ours, and what a failure leaves for the next start."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from py4j.protocol import Py4JNetworkError
 
-from cairn.errors import CairnError, EpochFailedError, IncompatibleStateError
+from cairn.api.restore import damage
+from cairn.errors import CairnError, CorruptFileError, EpochFailedError, IncompatibleStateError
+from cairn.model.checkpoint import Checkpoint
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import FileSystem
 
 _OUTSIDE = "outside"
 """Fact of an error whose cause is neither the job nor its state."""
@@ -84,3 +90,33 @@ class Collisions:
 def first_lines(text: str) -> str:
     """The beginning of a long text."""
     return "\n".join(text.strip().splitlines()[:8])
+
+
+def note_damage(files: FileSystem, failure: CorruptFileError) -> CorruptFileError:
+    """Leave a mark that makes the next start read every byte, and say so; returns the error to be shown.
+
+    It names the newest checkpoint that does not need what the error names, if there is one.
+    """
+    with contextlib.suppress(CairnError, FileExistsError):  # without the mark the same error comes once more
+        files.create(layout.DAMAGED, failure.message.encode())
+    told = "The next start of the job reads every byte of its state"
+    usable = None
+    with contextlib.suppress(CairnError):
+        usable = next((c for c in reversed(CheckpointStore(files).current()) if _spared(files, c, failure)), None)
+    if usable is None:
+        told += "; no checkpoint without that file is there, so bring it back from a copy first."
+    else:
+        path = f"{files.root}/{layout.checkpoint_folder(usable.id)}"
+        told += (
+            f" and, where some is damaged, goes back to the newest intact checkpoint: {path}, unless that is damaged, "
+            f"too. To go back to it by hand, `cairn run JOB.py -s {path}`."
+        )
+    made = CorruptFileError(f"{failure.message.rstrip('. ')}. {told}", **failure.facts)
+    made.__cause__ = failure.__cause__
+    return made
+
+
+def _spared(files: FileSystem, checkpoint: Checkpoint, failure: CorruptFileError) -> bool:
+    """Whether a checkpoint is whole, as far as can be seen quickly, and does not need a file that the error names."""
+    named = any(path in failure.message for path in checkpoint.files())
+    return not named and not damage(files, checkpoint.manifest, checkpoint=checkpoint)

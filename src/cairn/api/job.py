@@ -20,6 +20,7 @@ from cairn.api.failures import (
     from_outside,
     jvm_gone,
     needs_new_process,
+    note_damage,
     other_sources,
     other_writer,
 )
@@ -313,6 +314,8 @@ class JobHandle:
             while True:
                 self._wait_for_query()
                 failure = self._failure() or self._ended_by_another()
+                if isinstance(failure, CorruptFileError):
+                    self._fatal = failure = note_damage(LocalFileSystem(self.directory), failure)
                 self._release()
                 if failure is None or not self._start_again(failure):
                     self._fatal = self._fatal or failure  # decided once: what comes later does not change how it ended

@@ -11,13 +11,24 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cairn.api.agreement import (
+    check_order,
+    compare_logs,
+    remains,
+    remedy,
+    spark_batches,
+    spark_folders,
+    state_left,
+)
 from cairn.api.claims import check_claim, claim, drop_stale_claims
 from cairn.api.migration import Mover, Target
 from cairn.api.origin import made_here
 from cairn.api.planning import JobShape, RestorePlan, make_plan
 from cairn.api.restore import (
+    carry,
     check_sources,
     damage,
+    finish,
     last_origin,
     newest_intact,
     next_epoch,
@@ -27,6 +38,7 @@ from cairn.api.restore import (
 )
 from cairn.api.snapshots import Snapshot, find, folder_of, of_checkpoint
 from cairn.api.sources import COMPACT_INTERVAL
+from cairn.api.sparklogs import check_logs
 from cairn.config import Settings
 from cairn.errors import (
     CairnError,
@@ -83,11 +95,13 @@ def recover(
     thorough: bool = False,
     compact_interval: int = COMPACT_INTERVAL,
     restorer: Restorer | None = None,
+    sources: Callable[[], Sequence[str]] | None = None,
 ) -> Recovered:
     """Take the job over and find what it goes on from. `prepare` is called when nothing else can go wrong.
 
     That is the snapshot that the settings name; else the newest committed epoch; else, if files of that are damaged,
-    the newest intact checkpoint. `thorough` reads every byte of the state to know; a restart after a failure does.
+    the newest intact checkpoint. `thorough` reads every byte of the state to know; the start after a damaged file was
+    met does. `sources` tells what the job reads, in the order of the positions that Spark logs.
     """
     snapshot = _named_snapshot(files, settings)
     identity = load_identity(files)
@@ -101,7 +115,7 @@ def recover(
             raise error
         for note in plan.notes:
             _log.warning("restoring from %s: %s", snapshot.path, note)
-    elif identity is not None and identity.restoring and not ManifestStore(files).epochs():
+    elif identity is not None and identity.restoring and not ManifestStore(files).epochs() and not remains(files):
         raise InvalidInputError(
             f"job '{name}' was to start from {identity.restoring} and never did. Start it again from there, or remove "
             f"{files.root} to begin with empty state.",
@@ -111,18 +125,26 @@ def recover(
     if identity is None:
         identity = create_identity(files, job_id, name, max_parallelism, settings.restore_path)
     _check_groups(identity, max_parallelism)
+    marked = files.exists(layout.DAMAGED)
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
     if snapshot is None:
-        snapshot = _fallback(files, identity, uids, settings, thorough)
+        snapshot = _fallback(files, identity, uids, settings, thorough or marked)
         if snapshot is not None and snapshot.checkpoint is not None:
             _check_unclaimed(snapshot.checkpoint.manifest, uids, settings)
+            check_order(files, snapshot.checkpoint.manifest, sources)
             check_sources(snapshot, None, compact_interval)
+        else:
+            current = _newest(files)
+            check_order(files, current, sources)
+            folder = os.path.join(files.root, current.spark if current is not None else layout.SPARK)
+            check_logs(folder, current.epoch if current is not None else -1, lambda: remedy(files, current))
     prepare()
     epoch = next_epoch(snapshot, files) if snapshot is not None else -1
     moved: dict[str, list[StateHandle]] = {}
     if plan is not None and restorer is not None:
         target = Target(files.root, epoch, Runs(files).newest() + 1, max(now_ms, plan.snapshot.time_ms))
         moved = _moved(plan, restorer.mover, target)
+    carried = carry(snapshot, files, Runs(files).newest() + 1, plan, moved) if snapshot is not None else None
     run = Runs(files).take(parallelism, now_ms)
     drop_stale_claims(files, identity)
     manifest: Manifest | None
@@ -131,15 +153,19 @@ def recover(
         if plan is not None and settings.claim_mode == "CLAIM":
             claim(snapshot, identity, files, epoch, run.run)
         manifest = restore(
-            snapshot, files, run, identity.incarnation, identity.job_id, compact_interval, plan, moved, epoch
+            snapshot, files, run, identity.incarnation, identity.job_id, compact_interval, plan, moved, epoch, carried
         )
     else:
         manifest = _newest(files, run.run)
+        if manifest is not None:
+            finish(files, manifest)
     _check(files, identity, manifest, uids, settings)
     if manifest is not None:
         _log.info("job %s, run %d: going on from epoch %d", name, run.run, manifest.epoch)
     else:
         _log.info("job %s, run %d: starting with empty state", name, run.run)
+    if marked:
+        files.delete(layout.DAMAGED)
     return Recovered(identity, run, manifest)
 
 
@@ -260,7 +286,7 @@ def _check_groups(identity: JobIdentity | None, max_parallelism: int) -> None:
 def _check_use(files: LocalFileSystem, identity: JobIdentity | None, snapshot: Snapshot, settings: Settings) -> None:
     """A job's directory takes its own snapshots only, and only if what it has to read again is still there."""
     in_place = snapshot.checkpoint is not None and snapshot.files.root == files.root
-    used = identity is not None and bool(ManifestStore(files).epochs() or spark_batches(files.root, "commits"))
+    used = identity is not None and bool(ManifestStore(files).epochs() or remains(files))
     same = identity is not None and snapshot.savepoint is not None and snapshot.job_id == identity.job_id
     if used and not in_place and not same:
         raise InvalidInputError(
@@ -312,8 +338,16 @@ def _fallback(
 def _check(
     files: LocalFileSystem, identity: JobIdentity, manifest: Manifest | None, uids: Sequence[str], settings: Settings
 ) -> None:
-    _compare_logs(files, manifest)
+    compare_logs(files, manifest)
     if manifest is None:
+        left = remains(files) or ("" if identity.restoring else state_left(files))
+        if left:
+            raise CorruptFileError(
+                f"the job in {files.root} has no manifest, but {left}: it had state, which must not begin anew without "
+                f"a word. Bring {files.root}/{layout.EPOCHS} back from a copy, start from a checkpoint or savepoint by "
+                "`cairn run JOB.py -s PATH`, or move the directory away to begin with empty state.",
+                path=files.root,
+            )
         return
     stored = (manifest.incarnation, manifest.max_parallelism)
     if stored != (identity.incarnation, identity.max_parallelism):
@@ -335,7 +369,7 @@ def _newest(files: LocalFileSystem, run: int | None = None) -> Manifest | None:
         try:
             return store.load(epoch)
         except IncompleteManifestError as error:
-            if any(spark_batches(files.root, "commits", name)[-1:] >= [epoch] for name in _spark_folders(files)):
+            if any(spark_batches(files.root, "commits", name)[-1:] >= [epoch] for name in spark_folders(files)):
                 raise
             if run is None:
                 continue
@@ -350,50 +384,6 @@ def _newest(files: LocalFileSystem, run: int | None = None) -> Manifest | None:
                 **error.facts,
             ) from error
     return None
-
-
-def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:
-    """The batch numbers in one of Spark's logs, ascending."""
-    try:
-        names = os.listdir(os.path.join(job_dir, folder, log))
-    except FileNotFoundError:
-        return []
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def _spark_folders(files: LocalFileSystem) -> list[str]:
-    return [name for name in files.folders("") if layout.is_spark(name)]
-
-
-def _compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
-    folder = manifest.spark if manifest is not None else layout.SPARK
-    committed = spark_batches(files.root, "commits", folder)
-    planned = spark_batches(files.root, "offsets", folder)
-    newest = manifest.epoch if manifest is not None else -1
-    if committed and committed[-1] > newest:
-        raise CorruptFileError(
-            f"Spark's log in {files.root}/{folder} has committed batch {committed[-1]}, but the newest manifest is "
-            f"{'of epoch ' + str(newest) if newest >= 0 else 'missing'}: the state of that batch is gone. Bring "
-            f"{files.root}/{layout.EPOCHS} back from a copy, or start under another job name to begin anew.",
-            path=files.root,
-        )
-    if manifest is not None and newest not in planned:
-        raise CorruptFileError(
-            f"epoch {newest} is committed, but Spark's log in {files.root}/{folder} does not know batch {newest}: its "
-            "source positions are gone, and going on would read the input again. Bring that folder back from a copy or "
-            "start under another job name to begin anew.",
-            path=files.root,
-        )
-    if manifest is not None:
-        with open(os.path.join(files.root, folder, "offsets", str(newest)), "rb") as file:
-            positions = file.read().decode()
-        if positions != manifest.offsets:
-            raise CorruptFileError(
-                f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/{folder} "
-                "holds for it; that folder comes from another copy or has been changed by hand. Bring both back "
-                "together.",
-                path=files.root,
-            )
 
 
 def _check_unclaimed(manifest: Manifest, uids: Sequence[str], settings: Settings) -> None:

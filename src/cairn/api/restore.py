@@ -26,6 +26,7 @@ from cairn.api.sources import (
     positions_of,
     rearranged,
 )
+from cairn.api.sparklogs import commit_batch
 from cairn.errors import CorruptFileError, InternalError, NotFoundError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
@@ -33,7 +34,7 @@ from cairn.state.files import StateFiles
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
-from cairn.storage.manifests import ManifestStore, RunRecord
+from cairn.storage.manifests import ManifestStore, RunRecord, Runs
 from cairn.storage.savepoints import verify
 from cairn.storage.statefile import StateFile
 
@@ -94,10 +95,12 @@ def newest_intact(files: LocalFileSystem) -> Checkpoint | None:
     return None
 
 
-def _abandoned(files: LocalFileSystem) -> list[tuple[int, int]]:
-    """The epochs that restores gave up, as the newest readable manifest tells."""
-    manifest = ManifestStore(files).newest_readable()
-    return manifest.abandoned if manifest is not None else []
+def _restores(snapshot: Snapshot, files: LocalFileSystem, own: bool) -> list[tuple[int, int]]:
+    """The restores in place so far. A checkpoint of this job knows those before it, should manifests be lost."""
+    known = set(ManifestStore(files).restores())
+    if own and snapshot.checkpoint is not None:
+        known.update(snapshot.checkpoint.manifest.abandoned)
+    return sorted(known, key=lambda pair: pair[1])
 
 
 def last_origin(files: LocalFileSystem) -> str:
@@ -111,12 +114,15 @@ def check_sources(snapshot: Snapshot, plan: RestorePlan | None, interval: int) -
     with tempfile.TemporaryDirectory(prefix="cairn-restore-") as folder:
         offsets = snapshot.in_flight or snapshot.offsets
         sources = None if plan is None else plan.sources
-        copy_sources(snapshot.sources, os.path.join(folder, "sources"), offsets, sources, interval)
+        target = os.path.join(folder, "sources")
+        copy_sources(snapshot.sources, target, offsets, sources, interval, snapshot.source_names)
 
 
 def next_epoch(snapshot: Snapshot, files: LocalFileSystem) -> int:
     """The epoch of a restore: above every one of this directory, and above those that files and list segments carry."""
     used = [snapshot.epoch, *ManifestStore(files).epochs(), *_numbers(files, "offsets"), *_numbers(files, "commits")]
+    if not ManifestStore(files).epochs():  # they may be lost, and Spark's logs with them
+        used += [checkpoint.manifest.epoch for checkpoint in CheckpointStore(files).all()]
     return 1 + max(used)
 
 
@@ -156,15 +162,19 @@ def restore(
     plan: RestorePlan | None = None,
     moved: Mapping[str, list[StateHandle]] | None = None,
     epoch: int | None = None,
+    carried: Mapping[str, list[StateHandle]] | None = None,
 ) -> Manifest:
     """Make a snapshot, which was found intact, the newest epoch of a job's directory; returns its manifest.
 
-    Without a plan everything is taken as it is. `moved` has what was written anew, by uid.
+    Without a plan everything is taken as it is. `moved` has what was written anew, and `carried` what `carry` gave.
     """
+    if carried is None:
+        carried = carry(snapshot, files, run.run, plan, moved or {})
     epoch = next_epoch(snapshot, files) if epoch is None else epoch
     checkpoint = snapshot.checkpoint
     same_job = checkpoint is not None and snapshot.files.root == files.root
-    in_place = same_job or bool(ManifestStore(files).epochs())
+    own = same_job or _own(snapshot, incarnation)
+    in_place = same_job or bool(ManifestStore(files).epochs() or CheckpointStore(files).numbers())
     manifest = Manifest(
         job_id=job_id,
         incarnation=incarnation,
@@ -176,31 +186,42 @@ def restore(
         offsets=snapshot.offsets if plan is None else rearranged(snapshot.offsets, plan.sources, snapshot.time_ms),
         watermark=snapshot.watermark,
         time_ms=snapshot.time_ms,
-        operators=_operators(snapshot, files, run, plan, moved or {}, epoch, same_job),
+        operators=_operators(snapshot, plan, moved or {}, carried, epoch, same_job),
         sinks=[],
         lineage=_lineage(checkpoint) if same_job and checkpoint is not None else {},
         restored=max(1, snapshot.number),
         spark=layout.restored_spark(epoch),
         source_names=list(snapshot.source_names) if plan is None else [m.name for m in plan.sources.matches],
-        abandoned=[*_abandoned(files), (snapshot.epoch if same_job or _own(snapshot, incarnation) else -1, epoch)]
-        if in_place
-        else [],
+        abandoned=[*_restores(snapshot, files, own), (snapshot.epoch if own else -1, epoch)] if in_place else [],
         origin=snapshot.origin if plan is not None else checkpoint.manifest.origin if checkpoint is not None else "",
     )
     in_flight = snapshot.in_flight
     if in_flight and plan is not None:
         in_flight = rearranged(in_flight, plan.sources, snapshot.time_ms)
     build_spark_folder(
-        os.path.join(files.root, manifest.spark), epoch, manifest.offsets, in_flight, manifest.watermark,
+        os.path.join(files.root, manifest.spark), epoch, manifest.offsets, in_flight,
         snapshot.sources, snapshot.in_flight or snapshot.offsets, None if plan is None else plan.sources,
-        compact_interval, snapshot.source_names,
+        compact_interval, snapshot.source_names, manifest.abandoned,
     )  # fmt: skip
-    ManifestStore(files).publish(manifest)
+    Runs(files).check(run.run)  # a newer run may go on from the epoch before, which must stay the newest then
+    try:
+        ManifestStore(files).publish(manifest)
+    except FileExistsError:
+        Runs(files).check(run.run)
+        raise InternalError(f"epoch {epoch} of the job in {files.root} came to be while it was restored") from None
+    finish(files, manifest)
     _log.warning(
         "Restoring job %s from %s %d located at %s, epoch %d, as epoch %d.",
         job_id, snapshot.what.capitalize(), snapshot.number, snapshot.path, snapshot.epoch, epoch,
     )  # fmt: skip
     return manifest
+
+
+def finish(files: LocalFileSystem, manifest: Manifest) -> None:
+    """Tell Spark that a restored epoch is done. That comes after its manifest: a commit in a log of Spark's says that
+    there was a manifest, so it is noticed when one is lost."""
+    if manifest.restored and manifest.spark == layout.restored_spark(manifest.epoch):
+        commit_batch(os.path.join(files.root, manifest.spark), manifest.epoch, manifest.watermark)
 
 
 def _own(snapshot: Snapshot, incarnation: str) -> bool:
@@ -211,12 +232,37 @@ def _lineage(checkpoint: Checkpoint) -> dict[int, str]:
     return {**checkpoint.manifest.lineage, checkpoint.manifest.epoch: checkpoint.manifest.commit_id}
 
 
-def _operators(
+def carry(
     snapshot: Snapshot,
     files: LocalFileSystem,
-    run: RunRecord,
+    run: int,
     plan: RestorePlan | None,
     moved: Mapping[str, list[StateHandle]],
+) -> dict[str, list[StateHandle]]:
+    """The chains of a checkpoint as the restored job names them, by the job's uids; files are copied where need be.
+
+    Called before the job is taken over: storage that is full must not stop a run that works.
+    """
+    checkpoint = snapshot.checkpoint
+    if checkpoint is None:
+        return {}
+    same_job = snapshot.files.root == files.root
+    found = {}
+    for operator in checkpoint.manifest.operators:
+        target = _target(operator.uid, plan)
+        if target is not None and target not in moved:
+            kept = same_job and target == operator.uid
+            found[target] = [
+                _carried(snapshot, files, run, operator.uid, target, handle, kept) for handle in operator.chain
+            ]
+    return found
+
+
+def _operators(
+    snapshot: Snapshot,
+    plan: RestorePlan | None,
+    moved: Mapping[str, list[StateHandle]],
+    carried: Mapping[str, list[StateHandle]],
     epoch: int,
     same_job: bool,
 ) -> list[OperatorState]:
@@ -251,7 +297,7 @@ def _operators(
                 operator,
                 uid=target,
                 states=states,
-                chain=[_carried(snapshot, files, run, operator.uid, target, handle, kept) for handle in operator.chain],
+                chain=list(carried[target]),
                 base=operator.base if kept else epoch,
             )
         )
@@ -277,7 +323,7 @@ def _numbers(files: LocalFileSystem, log: str) -> list[int]:
 
 
 def _carried(
-    snapshot: Snapshot, files: LocalFileSystem, run: RunRecord, uid: str, target: str, handle: StateHandle, kept: bool
+    snapshot: Snapshot, files: LocalFileSystem, run: int, uid: str, target: str, handle: StateHandle, kept: bool
 ) -> StateHandle:
     """A handle as the restored job names it. Only shared files of the same job and operator are taken as they are."""
     if kept and handle.path.startswith(f"{layout.SHARED}/"):
@@ -285,9 +331,9 @@ def _carried(
     if snapshot.checkpoint is None:
         raise InternalError(f"{snapshot.path} has no state files")
     token = uuid.uuid4().hex[:8]
-    path = layout.snapshot_path(target, handle.epoch, run.run, handle.first_group, token)
+    path = layout.snapshot_path(target, handle.epoch, run, handle.first_group, token)
     if not handle.snapshot:
-        path = layout.restored_delta_path(target, handle.epoch, run.run, handle.first_group, token)
+        path = layout.restored_delta_path(target, handle.epoch, run, handle.first_group, token)
     data = snapshot.files.read(handle.path) if handle.path else snapshot.checkpoint.inlined_bytes(uid, handle)
     if data is None:
         raise CorruptFileError(f"{snapshot.path} lacks the state of operator '{uid}'", uid=uid)

@@ -22,9 +22,10 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from cairn.api.sparklogs import read_text, sealed
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
 from cairn.model.limits import read_positions
-from cairn.model.manifest import NO_WATERMARK
+from cairn.storage import layout
 from cairn.storage.filesystem import sync
 
 COMPACT_INTERVAL = 10
@@ -137,6 +138,23 @@ def match_sources(stored: Sequence[str], positions: int, wanted: Sequence[str], 
     matches = tuple(SourceMatch(name, search.found.get(_origin(wanted, number))) for number, name in enumerate(wanted))
     left = tuple(f"{p} ({stored[p]})" for p in search.left() if stored[p] != TICKS)
     return SourcePlan(matches, left, tuple(search.problems), tuple(search.doubts))
+
+
+def moved_sources(stored: Sequence[str], positions: int, wanted: Sequence[str]) -> str:
+    """Why a job cannot go on from positions by number; empty if each source stands where it stood, as far as is known.
+
+    Another number of sources is left to Spark, which refuses it.
+    """
+    if len(stored) != positions or len(wanted) != positions:
+        return ""
+    plan = match_sources(stored, positions, wanted)
+    same = all(
+        match.stored == _origin(stored, number) == _origin(wanted, number) for number, match in enumerate(plan.matches)
+    )
+    if same and not plan.problems:
+        return ""
+    before, now = ("; ".join(f"{n}: {name}" for n, name in enumerate(names)) for names in (stored, wanted))
+    return f"the positions are those of the sources {before}. The job now reads {now}."
 
 
 class _Search:
@@ -303,7 +321,7 @@ def copy_source(folder: str, target: str, position: Any, interval: int) -> None:
         shutil.copytree(folder, target, ignore=shutil.ignore_patterns(".*"))
         return
     last = int(position["logOffset"])
-    version, entries = _file_log(folder)
+    version, entries = _file_log(folder, last)
     missing = next((number for number in range(last + 1) if number not in entries), None)
     if missing is not None:
         raise CorruptFileError(
@@ -323,17 +341,18 @@ def copy_source(folder: str, target: str, position: Any, interval: int) -> None:
             file.write(text)
 
 
-def _file_log(folder: str) -> tuple[str, dict[int, dict[str, str]]]:
-    """All that a file source has logged: the lines of each batch by the path that they name."""
+def _file_log(folder: str, last: int | None = None) -> tuple[str, dict[int, dict[str, str]]]:
+    """All that a file source has logged: the lines of each batch by the path that they name. What it logged after
+    batch `last` by itself is not looked at."""
     for attempt in range(4):
         entries: dict[int, dict[str, str]] = {}
         version = "v1"
         try:
             for name in os.listdir(folder):
-                if not re.fullmatch(r"\d+(\.compact)?", name):
+                later = name.isdigit() and last is not None and int(name) > last
+                if later or not re.fullmatch(r"\d+(\.compact)?", name):
                     continue
-                with open(os.path.join(folder, name), encoding="utf-8") as file:
-                    version, *lines = file.read().split("\n")
+                version, *lines = read_text(os.path.join(folder, name)).split("\n")
                 for line in filter(None, lines):
                     batch, path = _log_line(line, os.path.join(folder, name))
                     entries.setdefault(batch, {})[path] = line
@@ -385,24 +404,24 @@ def build_spark_folder(
     epoch: int,
     offsets: str,
     in_flight: str,
-    watermark: int,
     sources: str,
     stored_offsets: str,
     plan: SourcePlan | None,
     interval: int,
     stored_names: Sequence[str] = (),
+    restores: Sequence[tuple[int, int]] = (),
 ) -> None:
-    """Logs that end with the restored epoch, committed, and the range in flight, not committed; a fresh query id.
+    """Logs that end with the restored epoch and the range in flight; a fresh query id; a note of the restores in place.
 
     `offsets` and `in_flight` are for the job's sources; `stored_offsets` is the last entry as the snapshot has it.
+    The restored epoch is not committed here: `commit_batch` does that once its manifest is there.
     """
     shutil.rmtree(folder, ignore_errors=True)
     copy_sources(sources, os.path.join(folder, "sources"), stored_offsets, plan, interval, stored_names)
-    known = watermark if watermark != NO_WATERMARK else 0
     written = {
         "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),
         f"offsets/{epoch}": offsets.encode(),
-        f"commits/{epoch}": b"v1\n" + msgspec.json.encode({"nextBatchWatermarkMs": max(0, known)}),
+        layout.RESTORES: msgspec.json.encode(list(restores)),
     }
     if epoch > 0:  # Spark asks for the entry before its newest one, and takes it for the last committed
         written[f"offsets/{epoch - 1}"] = offsets.encode()
@@ -413,6 +432,10 @@ def build_spark_folder(
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "xb") as file:
             file.write(data)
+    for place, _, names in os.walk(os.path.join(folder, layout.SOURCES)):
+        for name in names:  # so that the next start can tell whether they are as they were written
+            with open(os.path.join(place, name), "rb") as log, open(os.path.join(place, f".{name}.crc"), "xb") as file:
+                file.write(sealed(log.read()))
     for place, _, names in os.walk(folder):
         for name in names:
             sync(os.path.join(place, name))

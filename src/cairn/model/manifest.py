@@ -7,6 +7,8 @@ not know; anything that an older reader must not ignore is named in `Manifest.re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from cairn.model.keygroups import KeyGroupRange
@@ -129,16 +131,13 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     source_names: list[str] = []
     """What each source reads, in the order of the positions in `offsets`; empty if that is not known."""
     abandoned: list[tuple[int, int]] = []
-    """What restores in place gave up: the epochs between the first number and the second."""
+    """The restores in place, oldest first: the epoch that each went back to (-1 for one of elsewhere), and the epoch
+    that it made. See `gave_up`."""
     origin: str = ""
     """The snapshot that the job was last told to start from, `<path>#<checksum>`; later epochs carry it on."""
 
     def operator(self, uid: str) -> OperatorState | None:
         return next((op for op in self.operators if op.uid == uid), None)
-
-    def gave_up(self, epoch: int) -> bool:
-        """Whether a restore in place went back to before this epoch."""
-        return any(first < epoch < last for first, last in self.abandoned)
 
     def files(self) -> set[str]:
         """Every state file that this manifest needs, relative to the job directory."""
@@ -147,6 +146,24 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     def inline_epochs(self) -> set[int]:
         """Epochs whose manifests hold bytes that this one needs."""
         return {handle.epoch for op in self.operators for handle in op.chain if not handle.path}
+
+
+def gave_up(restores: Sequence[tuple[int, int]], epoch: int) -> bool:
+    """Whether restores in place left an epoch behind: the history is walked back from its end, restore by restore.
+
+    A restore that was left behind itself counts no more, so going back to an epoch that was given up takes it, and what
+    led to it, into the history again.
+    """
+    end: int | None = None
+    for target, made in sorted(restores, key=lambda pair: pair[1], reverse=True):
+        if end is not None and made > end:
+            continue
+        if epoch >= made:
+            break
+        if epoch > target:
+            return True
+        end = target
+    return False
 
 
 def inline_key(uid: str, first_group: int) -> str:

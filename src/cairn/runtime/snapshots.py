@@ -22,7 +22,7 @@ from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError, Sta
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.ddl import parse_keys, parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group, key_group_range
-from cairn.model.manifest import BROADCAST, OperatorState, StateSpec
+from cairn.model.manifest import BROADCAST, OperatorState, StateSpec, gave_up
 from cairn.model.naming import Pair, choices, meant, spelled
 from cairn.model.savepoint import Columns, SavepointMetadata, SavepointOperator, StateTable
 from cairn.model.types import DataType
@@ -234,11 +234,11 @@ def open_snapshot(path: str) -> Snapshot:
 def _newest(files: LocalFileSystem) -> Checkpoint:
     """The newest checkpoint of a job that no restore gave up."""
     store = CheckpointStore(files)
-    manifest = ManifestStore(files).newest_readable()
+    restores = ManifestStore(files).restores()
     numbers = store.numbers()
     for number in reversed(numbers):
         checkpoint = store.load(number)
-        if manifest is None or not manifest.gave_up(checkpoint.manifest.epoch):
+        if not gave_up(restores, checkpoint.manifest.epoch):
             return checkpoint
     if not numbers:
         raise NotFoundError(f"the job in {files.root} has no completed checkpoint", path=files.root)

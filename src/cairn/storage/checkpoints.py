@@ -17,6 +17,7 @@ import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
+from cairn.model.manifest import gave_up
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
@@ -140,8 +141,8 @@ class CheckpointStore:
         return self.current_of(self.all())
 
     def current_of(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-        newest = ManifestStore(self.files).newest_readable() if found else None
-        return [c for c in found if newest is None or not newest.gave_up(c.manifest.epoch)]
+        restores = ManifestStore(self.files).restores() if found else []
+        return [c for c in found if not gave_up(restores, c.manifest.epoch)]
 
     def next_number(self) -> int:
         """Above every number that was ever used."""

@@ -19,6 +19,8 @@
     tables/<name>/                data of `TableSink`
     staging/<uid>/<attempt>/      rows that a sink keeps until their epoch is published
     spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
+    spark-<epoch>/cairn-restores  the restores in place up to that one, should its manifest be lost
+    damaged                       a task found a damaged file: the next start reads every byte
 
 Of a savepoint, which lies anywhere::
 
@@ -40,6 +42,8 @@ RUNS = "runs"
 EPOCHS = "epochs"
 SHARED = "shared"
 SPARK = "spark"
+RESTORES = "cairn-restores"
+DAMAGED = "damaged"
 TABLES = "tables"
 STAGING = "staging"
 HISTORY = "history"

@@ -22,6 +22,7 @@ from cairn.storage.filesystem import FileSystem
 
 _MAGIC = b"CAIRNMF"
 _decode = msgspec.msgpack.Decoder(Manifest).decode
+_decode_restores = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 
 class JobIdentity(msgspec.Struct, frozen=True):
@@ -127,6 +128,25 @@ class ManifestStore:
             except (CorruptFileError, NotFoundError):
                 continue
         return None
+
+    def restores(self) -> list[tuple[int, int]]:
+        """The restores in place of the job (`Manifest.abandoned`), as its newest readable manifest tells.
+
+        A restore whose manifest is lost has left a note in the folder that it made for Spark. Without the note nobody
+        knows where it went back to, and all before it counts as given up.
+        """
+        newest = self.newest_readable()
+        made = [name for name in self.files.folders("") if layout.is_spark(name)]
+        for name in sorted(made, key=layout.spark_epoch, reverse=True):
+            epoch = layout.spark_epoch(name)
+            if epoch <= (newest.epoch if newest is not None else -1):
+                break
+            if any(info.path.rpartition("/")[2].isdigit() for info in self.files.list(f"{name}/commits")):
+                try:
+                    return _decode_restores(self.files.read(f"{name}/{layout.RESTORES}"))
+                except (NotFoundError, msgspec.MsgspecError):
+                    return [(-1, epoch)]
+        return newest.abandoned if newest is not None else []
 
     def delete(self, epoch: int) -> None:
         self.files.delete(layout.epoch_path(epoch))

@@ -230,8 +230,8 @@ class Problem:
 def verify(path: str, progress: Progress | None = None) -> list[Problem]:
     """Compare every byte of a savepoint with its metadata; an empty list if all is well.
 
-    Files that the metadata does not name are told too, and are no damage: nothing reads them. Raises for
-    metadata that is refused.
+    Files that the metadata does not name are told too. They are no damage, since nothing reads them, unless they lie
+    among the logs of the sources, where Spark would take them for its own. Raises for metadata that is refused.
     """
     root = local_root(path)
     metadata = read_savepoint(root)
@@ -245,7 +245,11 @@ def verify(path: str, progress: Progress | None = None) -> list[Problem]:
             progress(file.size)
     known = {file.path for file in named_files(metadata)} | {layout.METADATA, layout.CLAIMED}
     strange = [info.path for info in open_filesystem(root).walk("") if info.path not in known]
-    problems += [Problem(path, f"{os.path.join(root, path)} is not part of the savepoint", False) for path in strange]
+    for path in strange:
+        why = f"{os.path.join(root, path)} is not part of the savepoint"
+        log = path.startswith(f"{layout.SOURCES}/") and not any(part.startswith(".") for part in path.split("/"))
+        why += ", and would be taken for a source's log: move it away" if log else ""
+        problems.append(Problem(path, why, log))
     return problems
 
 

@@ -1,0 +1,110 @@
+"""Whether a job's two logs fit together, cairn's manifests and Spark's own, and what says that a manifest is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from cairn.api.sources import moved_sources, positions_of
+from cairn.errors import CorruptFileError, IncompatibleStateError
+from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.manifest import Manifest
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import LocalFileSystem
+
+
+def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:
+    """The batch numbers in one of Spark's logs, ascending."""
+    try:
+        names = os.listdir(os.path.join(job_dir, folder, log))
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def spark_folders(files: LocalFileSystem) -> list[str]:
+    return [name for name in files.folders("") if layout.is_spark(name)]
+
+
+def remains(files: LocalFileSystem) -> str:
+    """What says that a job has had epochs, besides their manifests; empty if nothing does."""
+    committed = [name for name in spark_folders(files) if spark_batches(files.root, "commits", name)]
+    if committed:
+        return f"Spark's log in {files.root}/{committed[-1]} has committed batches"
+    store = CheckpointStore(files)
+    numbers = store.numbers()
+    if numbers:
+        return f"checkpoint {layout.checkpoint_folder(numbers[-1])} is there"
+    ended = any(info.status is CheckpointStatus.COMPLETED and info.epoch >= 0 for info in store.history())
+    return f"{files.root}/{layout.HISTORY} tells of checkpoints that were completed" if ended else ""
+
+
+def state_left(files: LocalFileSystem) -> str:
+    """A state file that is not from the first epoch, so that there was one before it; empty if there is none."""
+    for info in files.walk(layout.SHARED):
+        made = layout.made_by(info.path)
+        if made is not None and (made[0] > 0 or made[2]):
+            return f"the state file {info.path} is there"
+    return ""
+
+
+def remedy(files: LocalFileSystem, manifest: Manifest | None) -> str:
+    """What to do when Spark's logs cannot be used."""
+    if manifest is None:
+        return f"no epoch is committed yet, so {files.root}/{layout.SPARK} can also be moved away to begin anew."
+    newest = next(iter(reversed(CheckpointStore(files).current())), None)
+    path = f"{files.root}/{layout.checkpoint_folder(newest.id)}" if newest is not None else "SAVEPOINT"
+    return (
+        f"the state of epoch {manifest.epoch} is intact. Go back to a checkpoint or savepoint by "
+        f"`cairn run JOB.py -s {path}`."
+    )
+
+
+def check_order(files: LocalFileSystem, manifest: Manifest | None, sources: Callable[[], Sequence[str]] | None) -> None:
+    """Positions are kept by number: refuse sources that changed places, or that another one took the place of."""
+    if manifest is None or sources is None or not manifest.source_names:
+        return
+    why = moved_sources(manifest.source_names, len(positions_of(manifest.offsets)), sources())
+    if why:
+        raise IncompatibleStateError(
+            f"the job in {files.root} cannot go on from epoch {manifest.epoch}: {why} Positions are kept by number, so "
+            "a source would go on from the position of another. Read the same sources in the same order; or stop the "
+            "job with its old code by `cairn stop JOB --savepoint-dir DIR` and start the new code by `cairn run JOB.py "
+            "-s SAVEPOINT`, which finds sources by what they read (a checkpoint serves, too). The stored state is "
+            "intact.",
+            stored=list(manifest.source_names),
+        )
+
+
+def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
+    folder = manifest.spark if manifest is not None else layout.SPARK
+    planned = spark_batches(files.root, "offsets", folder)
+    newest = manifest.epoch if manifest is not None else -1
+    for name in spark_folders(files):  # Spark commits after cairn, so a commit says that there was a manifest
+        committed = spark_batches(files.root, "commits", name)
+        if committed and committed[-1] > newest:
+            raise CorruptFileError(
+                f"Spark's log in {files.root}/{name} has committed batch {committed[-1]}, but the newest manifest is "
+                f"{'of epoch ' + str(newest) if newest >= 0 else 'missing'}: the state of that batch is gone. Bring "
+                f"{files.root}/{layout.EPOCHS} back from a copy, start from a checkpoint or savepoint by `cairn run "
+                "JOB.py -s PATH`, or start under another job name to begin anew.",
+                path=files.root,
+            )
+    if manifest is not None and newest not in planned:
+        raise CorruptFileError(
+            f"epoch {newest} is committed, but Spark's log in {files.root}/{folder} does not know batch {newest}: its "
+            "source positions are gone, and going on would read the input again. Bring that folder back from a copy or "
+            "start under another job name to begin anew.",
+            path=files.root,
+        )
+    if manifest is not None:
+        with open(os.path.join(files.root, folder, "offsets", str(newest)), "rb") as file:
+            positions = file.read().decode(errors="replace")
+        if positions != manifest.offsets:
+            raise CorruptFileError(
+                f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/{folder} "
+                "holds for it; that folder comes from another copy or has been changed by hand. Bring both back "
+                "together.",
+                path=files.root,
+            )

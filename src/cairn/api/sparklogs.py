@@ -1,0 +1,147 @@
+"""Spark's own log files, which cairn relies on and does not write: are they whole?
+
+Spark writes entries of its logs under another name, renames them, and never forces them to disk. Hadoop puts a file
+with checksums beside each, `.<name>.crc`: `crc` and a zero byte, the length of a chunk (4 bytes, big-endian), and the
+CRC-32 of every chunk. Spark does not always look at them, so cairn does at the start of a run: one bit in the log of a
+file source can make a file be read twice or never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Callable
+
+from cairn.errors import CorruptFileError
+from cairn.model.manifest import NO_WATERMARK
+from cairn.storage import layout
+from cairn.storage.filesystem import LocalFileSystem
+
+_log = logging.getLogger("cairn.job")
+_MAGIC = b"crc\0"
+_CHUNK = 512
+_ENTRY = re.compile(r"\d+(\.compact)?")
+
+
+def read_log(path: str) -> bytes:
+    """The bytes of a log file, compared with the checksums beside it, if there are any that can be used."""
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        with open(_checksums(path), "rb") as file:
+            told = file.read()
+    except FileNotFoundError:
+        return data
+    chunk = int.from_bytes(told[4:8], "big")
+    if not told.startswith(_MAGIC) or not 0 < chunk <= 1 << 30:  # never written whole: a power loss leaves such
+        _log.warning("%s cannot be used, so %s is taken as it is", _checksums(path), path)
+        return data
+    if told != sealed(data, chunk):
+        raise CorruptFileError(
+            f"{path} does not match its checksums in {_checksums(path)}: it was damaged or changed after Spark wrote "
+            "it. Bring it back from a copy; nothing was changed.",
+            path=path,
+        )
+    return data
+
+
+def read_text(path: str) -> str:
+    """The text of a log file, verified as `read_log` does."""
+    try:
+        return read_log(path).decode()
+    except UnicodeDecodeError:
+        raise CorruptFileError(
+            f"{path} is no text. Bring it back from a copy; nothing was changed.", path=path
+        ) from None
+
+
+def sealed(data: bytes, chunk: int = _CHUNK) -> bytes:
+    """What Hadoop keeps beside a file with these bytes."""
+    sums = (zlib.crc32(data[at : at + chunk]) for at in range(0, len(data), chunk))
+    return _MAGIC + chunk.to_bytes(4, "big") + b"".join(value.to_bytes(4, "big") for value in sums)
+
+
+def _checksums(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.crc")
+
+
+def commit_batch(folder: str, epoch: int, watermark: int) -> None:
+    """Tell Spark that the batch of a restored epoch is done, if it does not know."""
+    known = max(0, watermark if watermark != NO_WATERMARK else 0)
+    with contextlib.suppress(FileExistsError):
+        LocalFileSystem(folder).create(f"commits/{epoch}", f'v1\n{{"nextBatchWatermarkMs":{known}}}'.encode())
+
+
+def check_logs(folder: str, epoch: int, remedy: Callable[[], str]) -> None:
+    """Refuse logs of Spark's that it could not go on from, or would go on from wrongly, before a query is started.
+
+    `folder` is the query's checkpointLocation, `epoch` the newest committed one (-1 if there is none), whose positions
+    were compared with its manifest; `remedy` says what can be done about any of it. What lies before that epoch is not
+    looked at: Spark does not read it.
+    """
+    for log, first, told in (
+        ("offsets", epoch + 1, "no epoch was committed for it, so it can be moved away: the epoch is planned anew"),
+        ("commits", epoch - 1, "its epoch has a manifest, so it can be moved away: the epoch is rolled forward"),
+    ):
+        for number in _numbers(os.path.join(folder, log)):
+            if number >= first:
+                _check_entry(os.path.join(folder, log, str(number)), told, remedy)
+    sources = os.path.join(folder, layout.SOURCES)
+    for source in sorted(os.listdir(sources)) if os.path.isdir(sources) else ():
+        place = os.path.join(sources, source)
+        for name in sorted(os.listdir(place)) if os.path.isdir(place) else ():
+            if _ENTRY.fullmatch(name):
+                _check_source(os.path.join(place, name), remedy)
+
+
+def _numbers(folder: str) -> list[int]:
+    return sorted(int(name) for name in os.listdir(folder) if name.isdigit()) if os.path.isdir(folder) else []
+
+
+def _check_entry(path: str, told: str, remedy: Callable[[], str]) -> None:
+    data = _read(path, lambda: f"{told}. Or: {remedy()}")
+    if data is None:
+        return
+    version, document = [*data.split(b"\n"), b""][:2]
+    if not re.fullmatch(rb"v\d+", version) or not _is_json(document):
+        raise _torn(path, f"{told}. Or: {remedy()}")
+
+
+def _check_source(path: str, remedy: Callable[[], str]) -> None:
+    """What is cut short is empty, or cut within its last line, where the logs of Spark's sources have a document."""
+    data = _read(path, remedy)
+    if data is None:
+        return
+    last = data[data.rfind(b"\n") + 1 :]
+    if not data or (last.startswith(b"{") and not _is_json(last)):
+        raise _torn(path, remedy())
+
+
+def _read(path: str, remedy: Callable[[], str]) -> bytes | None:
+    try:
+        return read_log(path)
+    except FileNotFoundError:  # a query that still runs has removed it meanwhile
+        return None
+    except CorruptFileError as error:
+        raise CorruptFileError(f"{error.message} Or: {remedy()}", **error.facts) from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _torn(path: str, remedy: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{path}, a file of Spark's own log, is cut short or damaged, and Spark could not go on from it. Bring it back "
+        f"from a copy; {remedy}",
+        path=path,
+    )
