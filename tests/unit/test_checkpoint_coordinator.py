@@ -16,6 +16,7 @@ import pytest
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.statistics import operator_stats
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
@@ -568,3 +569,10 @@ def test_a_clock_that_is_set_neither_hurries_nor_delays_an_unaligned_checkpoint(
     world.clock.set_by = -86_400_000
     world.step(1)
     assert world.store.numbers() == [1]
+
+
+def test_a_subtask_has_acknowledged_when_its_snapshot_is_written() -> None:
+    operator = OperatorState("op", "op", 1, "k string", [], [])
+    tasks = [("op", 0, TaskMetrics(rows_in=5, began_ms=1_010, ended_ms=1_050))]
+    (subtask,) = operator_stats(operator, 128, tasks, 1_000, True, 400.0, 0).subtasks
+    assert (subtask.ack_ms, subtask.async_ms) == (1_450, 400.0)

@@ -11,6 +11,7 @@ import pytest
 
 from cairn import InvalidInputError, OutputTag, Types, UserFunctionError
 from cairn.model.manifest import EpochContext
+from cairn.model.outputs import check_tag
 from cairn.runtime.outputs import SideSpec, output_builder
 from cairn.runtime.simple import SimpleSpec, run_simple
 from cairn.testing.harness import arrow_schema
@@ -40,6 +41,13 @@ def test_a_tag_is_its_name_and_travels() -> None:
 def test_tags_that_are_none(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         OutputTag(*arguments)
+
+
+def test_a_name_is_no_tag() -> None:
+    """It has no type, and the pair of both would pass for a row of the main output."""
+    with pytest.raises(InvalidInputError, match="by its OutputTag, not by 'late'"):
+        check_tag("late")
+    check_tag(LATE)
 
 
 def tagged() -> Any:

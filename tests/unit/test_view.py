@@ -195,6 +195,12 @@ def test_two_checkpoints_are_compared(job: Path) -> None:
     assert found["total"].samples[0][1] != found["total"].samples[0][2]
 
 
+def test_what_is_cut_for_the_page_is_compared_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_SHOWN", 0)
+    found = {d.state: d for d in state.compare(str(job / "chk-2"), str(job / "chk-4"), state.Masks())}
+    assert (found["total"].changed, found["seen"].added) == (7, 40)
+
+
 def test_a_key_that_does_not_fit_is_refused(job: Path) -> None:
     operator = open_snapshot(str(job)).operator(UID)
     assert state.parse_key(operator, "a,b") == "a,b"  # one column: the text is the key

@@ -166,6 +166,11 @@ def test_a_foreign_host_gets_nothing(web: TestClient, host: str) -> None:
     assert web.get("/api/v1/jobs", headers={"Host": host}).status_code == 421
 
 
+@pytest.mark.parametrize("number", ["²", "x", "-1", "9" * 16])
+def test_what_is_no_number_of_a_checkpoint_is_refused(web: TestClient, number: str) -> None:
+    assert web.get(f"/jobs/{JOB}/state", params={"checkpoint": number}).status_code == 400
+
+
 def test_named_hosts_are_allowed(root: Path) -> None:
     web = client_of(root, hosts=("cairn.example",))
     assert web.get("/api/v1/jobs", headers={"Host": "CAIRN.example:80"}).status_code == 200

@@ -194,6 +194,21 @@ def test_a_drained_job_fires_all_windows_with_the_rows_of_its_last_epoch() -> No
         assert harness.timers() == []
 
 
+def test_a_row_of_the_last_epoch_that_is_too_late_is_late() -> None:
+    """Its window is over and gone: a second result would stand for the whole of it."""
+    with fast(TumblingEventTimeWindows.of(10), "sum", late=LATE) as harness:
+        harness.push(("a", 5, at(1)), ("a", 7, at(31)))
+        harness.run_epoch()
+        harness.advance_watermark(20)
+        assert [row[3] for row in harness.run_epoch()] == [5]
+        harness.push(("a", 1000, at(2)), ("a", 1, at(32)))
+        harness._loop.draining = True
+        assert [(row[1], row[3]) for row in harness.run_epoch()] == [(at(30), 8)]
+        harness._loop.draining = False
+        assert harness.side_outputs["late"] == [("a", 1000, at(2))]
+        assert harness.timers() == []
+
+
 @pytest.mark.parametrize("size", [5, 20])
 def test_windows_of_another_size_lose_nothing_that_is_stored(size: int, tmp_path: Path) -> None:
     """The size of an operator with state should not be changed; where it is, open windows still come to an end."""

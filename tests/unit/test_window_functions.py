@@ -315,6 +315,19 @@ def test_a_drained_job_fires_all_windows_with_the_rows_of_its_last_epoch() -> No
         assert drained(harness) == [("a", 0, 100, 1)] * 3
 
 
+def test_a_row_of_the_last_epoch_that_is_too_late_is_late() -> None:
+    with counting(TumblingEventTimeWindows.of(10), late=LATE) as harness:
+        harness.push(row(1), row(31))
+        harness.run_epoch()
+        harness.advance_watermark(20)
+        assert harness.run_epoch() == [("a", 0, 10, 1)]
+        harness.push(row(2), row(32))
+        assert drained(harness) == [("a", 30, 40, 2)]
+        assert len(harness.side_outputs["late"]) == 1
+        harness._loop.draining = False
+        nothing_left(harness)
+
+
 def test_the_state_of_windows_goes_through_the_tables_of_savepoints() -> None:
     """Map keys that are windows, arrays of windows and elements: to tables and back, byte for byte."""
     with counting(EventTimeSessionWindows.with_gap(10), trigger=ContinuousEventTimeTrigger.of(3)) as harness:

@@ -13,7 +13,7 @@ from cairn.api.stream import DataStream, Declared
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_type
 from cairn.model.descriptors import Time
-from cairn.model.outputs import OutputTag
+from cairn.model.outputs import OutputTag, check_tag
 from cairn.model.process import ProcessJoinFunction
 from cairn.model.types import Types
 from cairn.runtime import joins
@@ -53,11 +53,13 @@ class IntervalJoin:
 
     def side_output_left_late_data(self, output_tag: OutputTag) -> IntervalJoin:
         """Left rows that are older than the watermark go to this side output instead of nowhere."""
+        check_tag(output_tag)
         self._late[0] = output_tag
         return self
 
     def side_output_right_late_data(self, output_tag: OutputTag) -> IntervalJoin:
         """Right rows that are older than the watermark go to this side output instead of nowhere."""
+        check_tag(output_tag)
         self._late[1] = output_tag
         return self
 

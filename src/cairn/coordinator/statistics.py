@@ -89,9 +89,11 @@ def operator_stats(
         mine = handles_of(operator, index, groups)
         fresh = mine if full else [handle for handle in mine if handle.epoch > before and not handle.snapshot]
         told = metrics.get(index, TaskMetrics())
+        stats = _subtask(index, told, trigger_ms, alignment_ms)
         subtasks.append(
             msgspec.structs.replace(
-                _subtask(index, told, trigger_ms, alignment_ms),
+                stats,
+                ack_ms=stats.ack_ms + round(async_ms) if stats.ack_ms else 0,
                 async_ms=async_ms,
                 written_bytes=sum(handle.size for handle in fresh),
                 full_bytes=sum(handle.size for handle in mine),

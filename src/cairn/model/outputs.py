@@ -20,6 +20,12 @@ VALUE_COLUMN = "value"
 """The one column of a stream whose type is not a row type."""
 
 
+def check_tag(tag: Any) -> None:
+    """Refuse what is no side output: a name alone has no type, and would be taken for a row."""
+    if not isinstance(tag, OutputTag):
+        raise InvalidInputError(f"a side output is named by its OutputTag, not by {tag!r} ({type(tag).__name__})")
+
+
 def output_column(number: int) -> str:
     """The struct column of an output in tagged rows; number 0 is the main output."""
     return f"o{number}"

@@ -8,7 +8,7 @@ from typing import Any
 from cairn.errors import NotFoundError, StateMisuseError
 from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.manifest import EpochContext
-from cairn.model.outputs import OutputTag
+from cairn.model.outputs import OutputTag, check_tag
 from cairn.runtime.operator import ElementContext, TaskTimerService
 from cairn.runtime.operator_states import OperatorStates
 from cairn.state.codec import KeyCodec
@@ -124,6 +124,7 @@ class WriteContext(_Times):
         return self.time
 
     def output(self, tag: OutputTag, value: Any) -> None:
+        check_tag(tag)
         self.aside.append((tag, value))
 
 

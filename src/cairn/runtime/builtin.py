@@ -140,8 +140,7 @@ def check_sums(column: str, values: _Ints, key_index: _Ints, initial: _Ints) -> 
             total += value
             if not -(1 << 63) <= total < 1 << 63:
                 raise UserFunctionError(
-                    f"the running sum of column '{column}' leaves the range of bigint; sum a double or decimal column "
-                    "instead"
+                    f"the running sum of column '{column}' leaves the range of bigint; sum a double column instead"
                 )
 
 

@@ -36,7 +36,7 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, OPERATOR_KINDS, EpochContext
-from cairn.model.outputs import OutputTag
+from cairn.model.outputs import OutputTag, check_tag
 from cairn.model.process import CheckpointedFunction
 from cairn.model.types import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
@@ -158,6 +158,7 @@ class ElementContext:
         return self._timers
 
     def output(self, tag: OutputTag, value: Any) -> None:
+        check_tag(tag)
         self.aside.append((tag, value))
 
     def time_domain(self) -> TimeDomain:

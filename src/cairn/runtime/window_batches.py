@@ -86,8 +86,6 @@ class WindowAggregateOperator(ProcessOperator):
         self._due = BulkTimers(EVENT_TIMERS, self._slots, registry.store)
         registry.timers[TimeDomain.EVENT_TIME] = self._due
         self._ended = False
-        self._last: list[_Ints] = []
-        """Windows that got rows in the last epoch of a drained job."""
         self._tables: list[VectorTable] = [registry.vector(name, parse_type(ddl)) for name, ddl in self._plan.states]
 
     # Windows that are over.
@@ -114,7 +112,6 @@ class WindowAggregateOperator(ProcessOperator):
         # a result that is put out once more does less harm than one that is lost.
         fired_before = (times == ends + plan.lateness) & (plan.lateness > 0)
         over = (ends <= watermark) & ~fired_before
-        over |= np.isin(slots, np.concatenate([np.zeros(0, np.int64), *self._last]))
         result = None
         if over.any():
             result = self._results(slots[over], [_picked(column, over) for column in columns], ends[over])
@@ -148,7 +145,7 @@ class WindowAggregateOperator(ProcessOperator):
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         since = time.perf_counter()
         plan = self._plan
-        watermark = NO_WATERMARK if self._context.end_of_time else self._context.watermark
+        watermark = self._context.seen_watermark
         column = batch.column(plan.start)
         if column.null_count:
             raise UserFunctionError(
@@ -172,8 +169,6 @@ class WindowAggregateOperator(ProcessOperator):
         known = np.asarray(self._tables[-1].get(slots).is_valid())
         with self._explained("the aggregation"):
             self._fold(batch, chunk)
-        if self._context.end_of_time:
-            self._last.append(slots)
         new = ~known
         due = np.where(end_of > watermark, end_of, end_of + plan.lateness)
         self._due.register_many(due[new], slots[new])

@@ -88,7 +88,7 @@ class WindowOperator(KeyedProcessFunction):
                     "a row has no event time, so no event-time window: filter out rows whose time is null"
                 )
             at = service.current_processing_time()
-        view = _View(self, ctx, at_end=False)
+        view = _View(self, ctx)
         in_time = False
         for assigned in self._assigner.assign_windows(value, at, view):
             window = assigned
@@ -132,7 +132,7 @@ class WindowOperator(KeyedProcessFunction):
         if ctx.timer_service().rows_to_come and domain is TimeDomain.EVENT_TIME:
             ctx.timer_service().register_event_time_timer(timestamp)  # put off: the rows belong to open windows
             return
-        view = _View(self, ctx, at_end=True)
+        view = _View(self, ctx)
         for numbers in self._timers.take(domain, timestamp):
             place = self._place(numbers)
             if place is None:
@@ -188,16 +188,13 @@ class _View:
     `ProcessWindowFunction.Context` in one, for one element or timer.
     """
 
-    def __init__(self, operator: WindowOperator, ctx: Any, at_end: bool) -> None:
+    def __init__(self, operator: WindowOperator, ctx: Any) -> None:
         self._operator = operator
         self._ctx = ctx
         self._service = ctx.timer_service()
         watermark: int = self._service.current_watermark()
         self.watermark = watermark - 1 if watermark > NO_WATERMARK else watermark
-        """Flink's: nothing at or before this time will come. For the rows of the last epoch of a drained job, that of
-        no time at all: they are not late, and their windows fire after them."""
-        if self._service.end_of_time and not at_end:
-            self.watermark = NO_WATERMARK
+        """Flink's: nothing at or before this time will come."""
         self._window: Any = None
         self.numbers: Numbers = (0, 0)
         self._sources: list[Numbers] | None = None

@@ -255,11 +255,13 @@ def _difference(left: Snapshot, right: Snapshot, uid: str, name: str, masks: Mas
     rows_after, whole_after = _rows_by_identity(right, uid, name)
     added = [key for key in rows_after if key not in rows_before]
     removed = [key for key in rows_before if key not in rows_after]
-    changed = [key for key, value in rows_after.items() if key in rows_before and rows_before[key] != value]
+    changed = [key for key, row in rows_after.items() if key in rows_before and repr(rows_before[key]) != repr(row)]
     samples: list[tuple[str, str, str]] = []
     if not masks.hides(uid, name):
-        some = [*changed[:5], *added[:5], *removed[:5]]
-        samples = [(key, rows_before.get(key, ""), rows_after.get(key, "")) for key in some]
+        for key in [*changed[:5], *added[:5], *removed[:5]]:
+            before, after = rows_before.get(key), rows_after.get(key)
+            told = shown_key((before or after or ([""], ""))[0])
+            samples.append((told, shown(before[1]) if before else "", shown(after[1]) if after else ""))
     counted = whole_before and whole_after
     return Difference(
         uid, name, len(rows_before), len(rows_after), len(added) if counted else 0, len(removed) if counted else 0,
@@ -267,17 +269,19 @@ def _difference(left: Snapshot, right: Snapshot, uid: str, name: str, masks: Mas
     )  # fmt: skip
 
 
-def _rows_by_identity(snapshot: Snapshot, uid: str, name: str) -> tuple[dict[str, str], bool]:
+def _rows_by_identity(snapshot: Snapshot, uid: str, name: str) -> tuple[dict[str, tuple[list[Any], Any]], bool]:
+    """Key and value of every row, by a text that no two keys share: what is shown of a value may be cut."""
     try:
         state = snapshot.operator(uid).state(name)
     except NotFoundError:
         return {}, True
-    found: dict[str, str] = {}
+    found: dict[str, tuple[list[Any], Any]] = {}
     for table in state.origin.rows(KeyGroupRange(0, snapshot.metadata.max_parallelism - 1)):
         if len(found) + table.num_rows > MOST_ROWS:
             return found, False
         keys = table.select(state.identity).to_pylist()
         values = table.column(state.columns.value).to_pylist() if state.columns.value else [""] * table.num_rows
         for key, value in zip(keys, values, strict=True):
-            found[shown_key(list(key.values()))] = shown(value)
+            identity = list(key.values())
+            found[repr(identity)] = (identity, value)
     return found, True

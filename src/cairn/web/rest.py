@@ -403,6 +403,6 @@ def number_of(text: str | None) -> int | None:
     """A number that a form sent, or None."""
     if not text:
         return None
-    if not text.isdigit() or len(text) > 15:
+    if not (text.isascii() and text.isdigit()) or len(text) > 15:
         raise InvalidInputError(f"{text[:40]!r} is no number of a checkpoint")
     return int(text)
