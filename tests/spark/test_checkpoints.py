@@ -65,7 +65,7 @@ def test_statistics_agree_with_the_clock(lab: Lab) -> None:
     for subtask, (_, index, metrics) in zip(info.operators[0].subtasks, report.tasks, strict=True):
         assert subtask.index == index
         assert subtask.records == metrics.rows_in
-        assert subtask.ack_ms == info.trigger_ms, "the epoch was over when it was triggered"
+        assert subtask.ack_ms == info.trigger_ms + subtask.async_ms <= info.end_ms + 1, "the epoch was over before"
         assert subtask.sync_ms == 0, "nothing was done for the checkpoint in it"
         assert 0 < subtask.async_ms <= info.duration_ms
 
