@@ -4,95 +4,22 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.coordinating import World, manifest
 
-from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts
-from cairn.coordinator.statistics import operator_stats
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
-from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
+from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
+from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint
 from cairn.storage.cleanup import plan_expiry
-from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import ManifestStore, Runs
-from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000
-        self.set_by = 0
-        """How far somebody has set the time of day, which then differs from the time that has passed."""
-
-    def now_ms(self) -> int:
-        return self.now + self.set_by
-
-    def monotonic_ms(self) -> int:
-        return self.now
-
-
-@dataclass
-class Runner:
-    """Snapshots that end when the test says so."""
-
-    started: dict[int, Callable[[Any], None]] = field(default_factory=dict)
-    canceled: list[int] = field(default_factory=list)
-
-    def start(self, number: int, manifest: Manifest, done: Callable[[Any], None]) -> None:
-        self.started[number] = done
-
-    def cancel(self, number: int) -> None:
-        self.canceled.append(number)
-
-
-def manifest(epoch: int, inlined: bool = False) -> Manifest:
-    chain = [
-        StateHandle(e, g, g + 63, 100 + e, f"c{e}", "" if inlined else f"shared/op/{e:012d}-1-{g}.state")
-        for e in range(epoch + 1)
-        for g in (0, 64)
-    ]
-    return Manifest(
-        "job", "inc", epoch, f"commit-{epoch}", 1, epoch - 1, 128, f"offsets of {epoch}", 0, 0,
-        [OperatorState("op", "Op", 2, "key string", [], chain)], [], {},
-        inlined={f"op/{g}": b"bytes" for g in (0, 64)} if inlined else {},
-    )  # fmt: skip
-
-
-class World:
-    def __init__(self, folder: Path, plan: FaultPlan | None = None, **settings: Any) -> None:
-        self.clock = Clock()
-        self.runner = Runner()
-        self.files = FaultyFileSystem(LocalFileSystem(str(folder)), plan)
-        self.store = CheckpointStore(self.files)
-        self.settings = CheckpointSettings(**{"incremental": True, **settings})
-        self.failed: list[CheckpointInfo] = []
-        self.coordinator = self.start()
-
-    def start(self, current: Manifest | None = None) -> CheckpointCoordinator:
-        self.coordinator = CheckpointCoordinator(
-            self.settings, self.store, JobFacts("job", "Job", 1), self.runner, current, self.failed.append, self.clock
-        )
-        return self.coordinator
-
-    def step(self, later: int = 0) -> None:
-        self.clock.now += later
-        self.coordinator.step()
-
-    def commit(self, epoch: int) -> None:
-        self.coordinator.epoch_began(epoch, f"offsets of {epoch}")
-        self.coordinator.epoch_committed(manifest(epoch), [("op", 0, TaskMetrics(rows_in=3)), ("op", 1, TaskMetrics())])
-
-    def history(self) -> list[tuple[int, str, str]]:
-        return [(i.id, i.status.value, i.reason.value if i.reason else "") for i in reversed(self.store.history())]
+from cairn.testing.faults import Fault, FaultPlan
 
 
 @pytest.fixture
@@ -118,37 +45,6 @@ def test_an_idle_job_is_cut_at_its_last_epoch(world: World) -> None:
     assert world.store.load(1).manifest == manifest(4)
     assert [s.records for s in info.operators[0].subtasks] == [3, 0]
     assert info.operators[0].skew == 1.0
-
-
-@pytest.mark.parametrize("unaligned", [False, True])
-def test_what_was_durable_before_the_trigger_is_acknowledged_by_the_trigger(tmp_path: Path, unaligned: bool) -> None:
-    """An idle job, and the epoch before the one that an unaligned checkpoint overtakes."""
-    world = World(tmp_path, unaligned=unaligned, aligned_timeout_ms=0)
-    told = TaskMetrics(rows_in=3, began_ms=997_000, ended_ms=998_000, times={"drain": 2.0, "delta": 5.0}, stage=7)
-    world.coordinator.epoch_began(0, "offsets of 0")
-    world.coordinator.epoch_committed(manifest(0), [("op", 0, told), ("op", 1, told)])
-    if unaligned:
-        world.coordinator.epoch_began(1, "offsets of 1")
-    request = world.coordinator.request()
-    world.step()
-    info = request.wait(0)
-    assert info.epoch == 0
-    for subtask in info.operators[0].subtasks:
-        assert (subtask.ack_ms, subtask.start_delay_ms, subtask.sync_ms) == (info.trigger_ms, 0, 0)
-        assert subtask.records == 3, "rows of the epoch that it cuts at"
-
-
-def test_a_task_that_ended_before_the_trigger_did_its_work_for_the_checkpoint_all_the_same(world: World) -> None:
-    """Its epoch was still running: the changes count from its commit on."""
-    world.coordinator.epoch_began(0, "offsets of 0")
-    request = world.coordinator.request()
-    world.step()
-    early = TaskMetrics(began_ms=997_000, ended_ms=998_000, times={"drain": 2.0, "delta": 5.0})
-    late = TaskMetrics(began_ms=1_000_400, ended_ms=1_000_900, times={"delta": 4.0})
-    world.coordinator.epoch_committed(manifest(0), [("op", 0, early), ("op", 1, late)])
-    world.step(later=1000)
-    found = request.wait(0).operators[0].subtasks
-    assert [(s.ack_ms, s.start_delay_ms, s.sync_ms) for s in found] == [(1_000_000, 0, 7.0), (1_000_900, 400, 4.0)]
 
 
 def test_an_aligned_checkpoint_waits_for_the_running_epoch(world: World) -> None:
@@ -304,23 +200,6 @@ def test_retention_keeps_the_newest_and_pins_what_they_need(tmp_path: Path) -> N
     assert world.coordinator.pins().files == manifest(2).files() | manifest(3).files()
     assert [info.discarded for info in world.store.history()] == [False, False, True, True]
     assert [info.written_bytes for info in world.store.history()] == [206, 204, 202, 200], "since the one before"
-
-
-def test_periodic_triggers_keep_interval_pause_and_concurrency(tmp_path: Path) -> None:
-    world = World(tmp_path, interval_ms=100, min_pause_ms=150, num_retained=100)
-    world.commit(0)
-    for _ in range(61):
-        world.step(10)
-    assert world.store.numbers() == [1, 2, 3, 4], "every 150 ms: the pause is longer than the interval"
-    busy = World(tmp_path / "busy", interval_ms=100, timeout_ms=10_000)
-    busy.commit(0)
-    busy.coordinator.epoch_began(1, "offsets of 1")
-    for _ in range(50):
-        busy.step(10)
-    assert len(busy.coordinator.infos()) == 1, "one at a time"
-    busy.coordinator.epoch_committed(manifest(1), [])
-    busy.step()
-    assert busy.store.numbers() == [1]
 
 
 def test_several_at_a_time_end_together_or_are_subsumed(tmp_path: Path) -> None:
@@ -531,48 +410,3 @@ def test_a_listener_may_do_what_it_likes(world: World) -> None:
     assert heard == [0]
     with pytest.raises(CheckpointFailedError):
         request.wait(0)
-
-
-# Somebody sets the clock.
-
-
-@pytest.mark.parametrize("jump", [86_400_000, -3_600_000])
-def test_a_clock_that_is_set_expires_no_checkpoint_and_holds_none_up(tmp_path: Path, jump: int) -> None:
-    world = World(tmp_path, interval_ms=10_000, min_pause_ms=1000, num_retained=9)
-    world.commit(0)
-    world.coordinator.epoch_began(1, "offsets of 1")
-    waiting = world.coordinator.request()
-    world.step()
-    world.clock.set_by = jump
-    world.step(100)
-    assert [info.status for info in world.coordinator.infos()] == [CheckpointStatus.IN_PROGRESS]
-    world.coordinator.epoch_committed(manifest(1), [])
-    world.step()
-    info = waiting.wait(0)
-    assert info.end_ms == world.clock.now_ms(), "what is told is the time of day"
-    assert info.duration_ms >= 0
-    for _ in range(3):
-        world.step(10_000)
-    assert world.history() == [(number, "COMPLETED", "") for number in (1, 2, 3, 4)]
-    assert not world.failed
-
-
-def test_a_clock_that_is_set_neither_hurries_nor_delays_an_unaligned_checkpoint(tmp_path: Path) -> None:
-    world = World(tmp_path, unaligned=True, aligned_timeout_ms=5000)
-    world.commit(0)
-    world.coordinator.epoch_began(1, "offsets of 1")
-    world.coordinator.request()
-    world.step()
-    world.clock.set_by = 86_400_000
-    world.step(4999)
-    assert world.store.numbers() == []
-    world.clock.set_by = -86_400_000
-    world.step(1)
-    assert world.store.numbers() == [1]
-
-
-def test_a_subtask_has_acknowledged_when_its_snapshot_is_written() -> None:
-    operator = OperatorState("op", "op", 1, "k string", [], [])
-    tasks = [("op", 0, TaskMetrics(rows_in=5, began_ms=1_010, ended_ms=1_050))]
-    (subtask,) = operator_stats(operator, 128, tasks, 1_000, True, 400.0, 0).subtasks
-    assert (subtask.ack_ms, subtask.async_ms) == (1_450, 400.0)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.test_checkpoint_coordinator import Clock, Runner, World, manifest
+from tests.unit.coordinating import Clock, Runner, World, manifest
 from typer.testing import CliRunner
 
 from cairn.api.job import JobHandle

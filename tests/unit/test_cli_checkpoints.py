@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_checkpoint_coordinator import World
+from tests.unit.coordinating import World
 from typer.testing import CliRunner
 
 from cairn.cli.main import app

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.test_checkpoint_coordinator import World
+from tests.unit.coordinating import World
 from tests.unit.test_savepoint_tables import SPECS, make_job, make_savepoint, rewrite
 from typer.testing import CliRunner
 

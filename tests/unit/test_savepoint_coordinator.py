@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.test_checkpoint_coordinator import Clock, Runner, manifest
+from tests.unit.coordinating import Clock, Runner, manifest
 
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoints import CheckpointCoordinator

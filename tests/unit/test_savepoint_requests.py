@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.test_checkpoint_coordinator import manifest
+from tests.unit.coordinating import manifest
 
 from cairn.api.savepoints import SparkSavepoints, savepoint_path
 from cairn.coordinator.parties import JobFacts

@@ -2,127 +2,44 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from tests.unit.restoring import OUTPUT, checkpoint_of, harness, newest, restored, savepoint_of, shape_of
-from tests.unit.test_cli_state import answer, call
+from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
+from tests.unit.subtask_states import (
+    Buffer,
+    buffer,
+    by_duckdb,
+    everything,
+    rules,
+    run_buffer,
+    run_rules,
+    shape,
+)
 from tests.unit.test_savepoint_tables import rewrite, vouch
 
 from cairn import (
-    CheckpointedFunction,
     CorruptFileError,
     IncompatibleStateError,
     InvalidInputError,
-    KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
-    ProcessFunction,
-    ValueStateDescriptor,
 )
 from cairn.model.ddl import parse_columns
 from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import OPERATOR_KINDS, StateSpec
-from cairn.runtime.compare import compared, verified
-from cairn.runtime.probe import declared_states
+from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import find_rows, first_rows, open_snapshot
 from cairn.state.typed import table_schema, to_section, to_table
 from cairn.storage.savepoints import read_savepoint, verify
-from cairn.testing import KeyedProcessHarness, ProcessHarness, TwoInputHarness
 from cairn.testing.harness import UID
-
-LIMITS = MapStateDescriptor("limits", "string", "int")
-
-
-class Buffer(ProcessFunction, CheckpointedFunction):
-    """Holds every value, and counts them: two lists that are dealt out, one union list."""
-
-    held_type = "int"
-    name = "held"
-
-    def initialize_state(self, context: Any) -> None:
-        store = context.get_operator_state_store()
-        self.held = store.get_list_state(ListStateDescriptor(self.name, self.held_type))
-        self.counts = store.get_union_list_state(ListStateDescriptor("counts", "bigint"))
-        self.raw = store.get_raw_state("raw")
-        self.seen = max(self.counts.get(), default=0)
-
-    def process_element(self, value: int, ctx: Any) -> Iterator[Any]:
-        self.held.add(value)
-        self.seen += 1
-        yield str(value)
-
-    def snapshot_state(self, context: Any) -> None:
-        self.counts.update([self.seen])
-        self.raw.update([bytes([self.seen])])
-
-
-class Rules(KeyedBroadcastProcessFunction):
-    """Sums by key, with limits from a broadcast stream."""
-
-    def open(self, runtime_context: Any) -> None:
-        self.total = runtime_context.get_state(ValueStateDescriptor("total", "bigint"))
-
-    def process_broadcast_element(self, value: Any, ctx: Any) -> None:
-        ctx.get_broadcast_state(LIMITS).put(value.name, value.n)
-
-    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
-        self.total.update((self.total.value() or 0) + value.n)
-        yield value.key, str(sorted(ctx.get_broadcast_state(LIMITS).items()))
-
-
-def buffer(function: ProcessFunction, folder: Path, parallelism: int) -> ProcessHarness:
-    return ProcessHarness(function, "int", "string", parallelism=parallelism, state_dir=folder, inline_threshold=100)
-
-
-def rules(folder: Path, parallelism: int, limits: MapStateDescriptor = LIMITS, function: Any = None) -> TwoInputHarness:
-    return TwoInputHarness(
-        function or Rules(), ("key", None), ("key string, n int", "name string, n int"), OUTPUT,
-        parallelism=parallelism, state_dir=folder, broadcast=[limits],
-    )  # fmt: skip
-
-
-def run_buffer(folder: Path, parallelism: int = 2, values: int = 7) -> None:
-    with buffer(Buffer(), folder, parallelism) as job:
-        job.push(*range(values))
-        job.run_epoch()
-        job.push(100)
-        job.run_epoch()
-
-
-def run_rules(folder: Path, parallelism: int = 3) -> None:
-    with rules(folder, parallelism) as job:
-        job.push2(("a", 1), ("b", 2), ("c", 3))
-        job.push1(*[(f"k{n % 5}", n) for n in range(20)])
-        job.run_epoch()
-        job.push2(("b", 20))
-        job.run_epoch()
-
-
-def shape(made: Any, folder: Path, **more: Any) -> Any:
-    with made as job:
-        return shape_of(job, **more)
-
-
-def everything(job: KeyedProcessHarness, names: tuple[str, ...] = ("held", "counts", "raw")) -> dict[str, Any]:
-    return {name: job.operator_state(name) for name in names}
-
-
-def by_duckdb(path: str, state: str) -> list[Any]:
-    """The rows of a table as DuckDB reads them."""
-    found = duckdb.sql(f"select * from read_parquet('{path}/tables/{UID}/{state}/*.parquet') order by all")
-    assert found is not None
-    return found.fetchall()
-
 
 # Tables.
 
@@ -384,122 +301,3 @@ def test_broadcast_rows_under_other_key_groups_are_refused(tmp_path: Path) -> No
     vouch(path, msgspec.structs.replace(metadata, operators=[msgspec.structs.replace(operator, tables=tables)]))
     with pytest.raises(CorruptFileError, match="holds broadcast state under other key groups than 0"):
         read_savepoint(path)
-
-
-# Asking functions.
-
-
-def test_functions_are_asked_for_state_of_subtasks(tmp_path: Path) -> None:
-    with buffer(Buffer(), tmp_path / "a", 2) as job:
-        told = declared_states(job.spec, {})
-    assert told.failure == ""
-    assert [state.spec for state in told.states] == [
-        StateSpec("held", "operator-list", "int"),
-        StateSpec("counts", "operator-union", "bigint"),
-        StateSpec("raw", "operator-list", "binary"),
-    ]
-    with rules(tmp_path / "b", 2) as ruled:
-        told = declared_states(ruled.spec, {})
-    assert [state.spec for state in told.states] == [
-        StateSpec("limits", "broadcast", "int", "string"), StateSpec("total", "value", "bigint"),
-    ]  # fmt: skip
-
-    class Eager(Buffer):
-        """Uses what it gets at once."""
-
-        def initialize_state(self, context: Any) -> None:
-            store = context.get_operator_state_store()
-            self.map = store.get_broadcast_state(MapStateDescriptor("map", "int", "struct<x:int>"))
-            assert not context.is_restored()
-            assert context.get_restored_checkpoint_id() is None
-            assert self.map.get(1) is None
-            assert 1 not in self.map
-            assert dict(self.map.items()) == {}
-            assert self.map.is_empty()
-            self.map.put(1, (2,))
-            self.list = store.get_list_state(ListStateDescriptor("list", "int"))
-            self.list.add(1)
-            assert list(self.list) == list(self.list.get()) == []
-
-    with buffer(Eager(), tmp_path / "c", 1) as job:
-        told = declared_states(job.spec, {})
-        assert (told.failure, [state.spec.name for state in told.states]) == ("", ["map", "list"])
-
-    class Wrong(Buffer):
-        def initialize_state(self, context: Any) -> None:
-            raise OSError("down")
-
-    class Twice(Buffer):
-        def initialize_state(self, context: Any) -> None:
-            super().initialize_state(context)
-            context.get_operator_state_store().get_union_list_state(ListStateDescriptor("held", "int"))
-
-    with buffer(Wrong(), tmp_path / "d", 1) as job:
-        assert declared_states(job.spec, {}).failure == "initialize_state() raised OSError"
-    with buffer(Twice(), tmp_path / "e", 1) as job:
-        failure = declared_states(job.spec, {}).failure
-        assert "already in use for a operator-list of int; it cannot also be a operator-union of int" in failure
-
-
-# Comparing, and the command line.
-
-
-def test_what_differs(tmp_path: Path) -> None:
-    run_buffer(tmp_path / "a")
-    first = savepoint_of(tmp_path / "a", tmp_path / "sp")
-    with buffer(Buffer(), tmp_path / "a", 2) as job:
-        job.push(7, 8)
-        job.run_epoch()
-    second = savepoint_of(tmp_path / "a", tmp_path / "sp")
-    old, new = open_snapshot(first), open_snapshot(second)
-    counted = {}
-    for name in ("held", "counts"):
-        one, two = ((s.operator(UID), s.operator(UID).state(name)) for s in (old, new))
-        parts = list(compared(old, one, new, two))
-        counted[name] = [sum(getattr(p, which).num_rows for p in parts) for which in ("added", "removed", "after")]
-    assert counted["held"] == [2, 0, 0]
-    assert counted["counts"] == [0, 0, 2]
-    told = answer("state", "diff", first, second, UID, "held")["states"][0]
-    assert [(row["change"], row["key_group"], row["position"], row["value"]) for row in told["rows"]] == [
-        ("added", 0, 5, 7), ("added", 64, 3, 8),
-    ]  # fmt: skip
-
-
-def test_the_command_line_shows_them(tmp_path: Path) -> None:
-    run_buffer(tmp_path / "a")
-    run_rules(tmp_path / "r")
-    for path in (savepoint_of(tmp_path / "a", tmp_path / "sp"), checkpoint_of(tmp_path / "a")):
-        (operator,) = answer("state", "ls", path)["operators"]
-        assert [(s["name"], s["kind"], s["columns"]) for s in operator["states"]] == [
-            ("counts", "operator-union", ["key_group", "position", "value"]),
-            ("held", "operator-list", ["key_group", "position", "value"]),
-            ("raw", "operator-list", ["key_group", "position", "value"]),
-        ]
-        assert "operator-union of bigint" in call("state", "ls", path)[1]
-        shown = answer("state", "show", path, UID, "counts")["rows"]
-        assert shown == [{"key_group": 0, "position": 0, "value": 5}, {"key_group": 64, "position": 0, "value": 3}]
-        code, text = call("state", "get", path, UID, "held", "1")
-        assert (code, "belongs to subtasks" in text, "read_operator_state" in text) == (2, True, True)
-    path = savepoint_of(tmp_path / "r", tmp_path / "sp")
-    target = tmp_path / "limits.jsonl"
-    assert call("state", "export", path, UID, "limits", str(target))[0] == 0
-    lines = [json.loads(line) for line in target.read_text().splitlines()]
-    assert lines == [{"key_group": 0, "map_key": k, "value": v} for k, v in (("a", 1), ("b", 20), ("c", 3))]
-    assert call("verify", path)[0] == 0
-
-
-def test_the_page_shows_state_that_belongs_to_subtasks(tmp_path: Path) -> None:
-    from tests.unit.test_web_rest import client_of
-
-    run_buffer(tmp_path / "a")
-    checkpoint_of(tmp_path / "a", 1)
-    web = client_of(tmp_path)
-    (job,) = web.get("/api/v1/jobs").json()["jobs"]
-    page = web.get(f"/jobs/{job['id']}/state")
-    assert page.status_code == 200, page.text
-    assert "held" in page.text
-    states = web.get(f"/api/v1/jobs/{job['id']}/state/{UID}").json()["states"]
-    assert {state["name"]: (state["rows"], state["keys"]) for state in states}["held"] == (8, 0)
-    asked = web.get(f"/api/v1/jobs/{job['id']}/state/{UID}/held/key?key=1")
-    assert (asked.status_code, "belongs to subtasks" in asked.text) == (400, True)
-    assert "belongs to subtasks" in web.get(f"/jobs/{job['id']}/state?state=held&key=1").text

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.test_checkpoint_coordinator import World
+from tests.unit.coordinating import World
 
 from cairn.api import failures
 from cairn.api.job import JobHandle, JobStatus
