@@ -11,7 +11,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,11 +184,13 @@ def run_plain(
     output_mode: str = "append",
     seconds: float | None = None,
     extra: Mapping[str, str] | None = None,
+    tuned: bool = True,
 ) -> Series:
-    """Run a query that cairn has no part in: the same settings, the same no-op write inside `foreachBatch`.
+    """Run a query that cairn has no part in, with the same no-op write inside `foreachBatch`.
 
-    With `seconds`, no further epoch is begun after that time, provided that one was measured. A folder that was used
-    before goes on where it stopped.
+    `tuned` gives it the settings with which cairn starts its own queries; without, it has Spark's. With `seconds`, no
+    further epoch is begun after that time, provided that one was measured. A folder that was used before goes on where
+    it stopped.
     """
     begun = 0
     enough = False
@@ -203,7 +205,7 @@ def run_plain(
         begun += 1
         batch.write.format("noop").mode("overwrite").save()
 
-    with query_settings(bench.spark), _conf(bench.spark, extra or {}):
+    with query_settings(bench.spark) if tuned else nullcontext(), _conf(bench.spark, extra or {}):
         writer = frame.writeStream.foreachBatch(write).outputMode(output_mode)
         query = writer.option("checkpointLocation", str(bench.work / folder)).start()
     try:

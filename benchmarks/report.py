@@ -65,6 +65,9 @@ def judge(check: Check, found: Mapping[str, Series]) -> Line:
     same = found.get(check.same_size)
     if same is not None and same.values and not same.error:
         detail = f"{same.rate / theirs.rate:.1f} with {same.rows:,} rows on both sides"
+    tuned = found.get(check.tuned)
+    if tuned is not None and tuned.values and not tuned.error:
+        detail = f"{ours.rate / tuned.rate:.2f} of {check.tuned} ({tuned.rate:,.0f} rows/s)"
     return Line(
         name=check.name,
         measures=check.measures,

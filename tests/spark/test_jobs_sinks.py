@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
 
@@ -22,6 +23,7 @@ from cairn import (
     StreamExecutionEnvironment,
     TableSink,
 )
+from cairn.api import arrow_batches
 from cairn.api.sinks import BaseSink
 
 pytestmark = pytest.mark.spark
@@ -247,3 +249,40 @@ def test_folder_with_odd_characters(lab: Lab) -> None:
     assert odd.written() == expected(ROWS)
     odd.feed([])
     odd.oracle("Jöb #1 %", pipeline__job_id="odd")
+
+
+def test_spark_counts_no_bytes_while_rows_are_narrow(lab: Lab) -> None:
+    """The settings by which the epochs were planned: limited at first, lifted, limited again after wide rows."""
+    env = lab.env()
+    texts = ["narrow", "narrow", "w" * 3 * arrow_batches.NARROW, "narrow", "narrow"]
+    for text in texts:
+        lab.feed_file([(text, 1)] * 4, "key string, v bigint")
+    found: list[str | None] = []
+
+    def note(frame: DataFrame, epoch: int) -> None:
+        frame.collect()
+        found.append(frame.sparkSession.conf.get(arrow_batches.BYTES, None))
+
+    counted = lab.stream(env, "key string, v bigint").key_by("key").sum("v", uid="sum")
+    counted.sink_to(ForeachEpochSink(note), uid="out")
+    env.execute("narrow")
+    lifted = arrow_batches.LIFTED[arrow_batches.BYTES]
+    assert found == [None, lifted, lifted, None, lifted]
+    assert lab.spark.conf.get(arrow_batches.BYTES, None) is None
+
+
+def test_python_functions_of_others_keep_the_limit(lab: Lab) -> None:
+    rows = lab.source("key string, v bigint")
+    plus_one = F.udf(lambda v: v + 1, "bigint")
+    env = lab.env()
+    keyed = env.from_df(rows).key_by("key").sum("v", uid="sum")
+    mapped = env.from_df(rows).map(lambda row: (row.key, 1), "key string, one bigint", uid="map")
+    frames = {
+        "ours": (keyed.df, False),
+        "map on a plain stream": (mapped.df, True),
+        "a UDF before": (env.from_df(rows.withColumn("v", plus_one("v"))).key_by("key").sum("v", uid="u").df, True),
+        "a UDF after": (keyed.df.filter(plus_one("sum") > 1), True),
+        "mapInArrow": (rows.mapInArrow(lambda batches: batches, rows.schema), True),
+    }
+    for name, (frame, others) in frames.items():
+        assert arrow_batches._others_in(lab.spark, frame, ["sum", "u"]) is others, name

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn import config as configuration
+from cairn.api.arrow_batches import ArrowBatches
 from cairn.api.assembly import final_frame, with_ticks
 from cairn.api.backends import BackendChoice
 from cairn.api.background import Background
@@ -324,6 +325,7 @@ class StreamExecutionEnvironment:
             spark, handle, files, steady, background, recovered, settings, plans,
             [sink for _, sink in self._sinks], self._acks(), self._compact_interval(),
         )  # fmt: skip
+        batches = ArrowBatches(spark, frame, [spec.uid for spec in self._operators])
         loop = EpochLoop(
             files=steady,
             identity=recovered.identity,
@@ -335,13 +337,13 @@ class StreamExecutionEnvironment:
             settings=settings,
             current=recovered.manifest,
             compactor=compactor,
-            listener=handle._on_epoch,
+            listener=batches.listening(handle._on_epoch),
             checkpoints=coordinator,
             source_names=self._source_names(frame),
         )
         with query_settings(spark):
             frame = with_ticks(spark, frame) if self._timers else frame
-            writer = frame.writeStream.foreachBatch(handle._guarded(loop.run_epoch))
+            writer = frame.writeStream.foreachBatch(handle._guarded(batches.between(loop.run_epoch)))
             writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
             query = writer.start()
         control = Control(steady, coordinator, actions_of(handle))

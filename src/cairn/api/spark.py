@@ -18,6 +18,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cairn.api.arrow_batches import LIMITED_ROWS, ROWS
 from cairn.api.background import Background
 from cairn.api.graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
@@ -37,7 +38,7 @@ _QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.exchange.reuse": "true",  # an operator runs once for all its readers
     "spark.sql.streaming.unsupportedOperationCheck": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    ROWS: LIMITED_ROWS,
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),

@@ -227,6 +227,8 @@ class TaskMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """The Spark stage that the task belongs to; -1 where there is none."""
     retries: int = 0
     """Calls to the storage that were tried again."""
+    bytes_in: int = 0
+    """What the rows that came in took in memory."""
 
 
 class TaskAck(msgspec.Struct, frozen=True, omit_defaults=True):

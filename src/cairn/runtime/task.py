@@ -114,7 +114,7 @@ def _run(
             spec, codec, registry, context, subtask, attempt, timings,
             history_of(spec, subtask, manifest, context, files),
         )  # fmt: skip
-        rows_in = rows_out = 0
+        rows_in = rows_out = bytes_in = 0
         try:
             for output in operator.fire_timers():
                 rows_out += output.num_rows
@@ -124,6 +124,7 @@ def _run(
                 since = timings.add("fetch", since)
                 check_groups(chunk, groups)
                 rows_in += chunk.num_rows
+                bytes_in += chunk.nbytes
                 for output in operator.process(chunk):
                     rows_out += output.num_rows
                     since = time.perf_counter()
@@ -176,6 +177,7 @@ def _run(
                 began_ms=began_ms,
                 ended_ms=time.time_ns() // 1_000_000,
                 retries=retries_of(files),
+                bytes_in=bytes_in,
             ),
         )
     )

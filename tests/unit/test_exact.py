@@ -1,0 +1,88 @@
+"""Output values that Arrow would change in silence: each is an error that names row, column and value."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cairn import UserFunctionError
+from cairn.runtime.outputs import output_builder
+from cairn.testing.harness import arrow_schema
+
+NOON = dt.datetime(2026, 1, 2, 12)
+DAY = dt.date(2026, 1, 2)
+
+
+def built(ddl: str, rows: list[Any]) -> pa.RecordBatch:
+    return output_builder("op", arrow_schema(ddl), False, False, (), 0).build(rows)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("bigint", 1.5),
+        ("bigint", 2.0),
+        ("bigint", Decimal("1.5")),
+        ("int", np.float64(1.5)),
+        ("tinyint", Decimal(2)),
+        ("float", 1e300),
+        ("float", -3.5e38),
+        ("timestamp", 5),
+        ("timestamp_ntz", 5),
+        ("date", 5),
+        ("date", NOON),
+        ("array<bigint>", [1, 2.5]),
+        ("map<string,int>", {"a": 1, "b": 2.5}),
+        ("map<int,string>", {1.5: "a"}),
+        ("struct<a:string,b:date>", ("x", NOON)),
+        ("struct<a:string,b:date>", {"a": "x", "b": NOON}),
+        ("array<struct<a:array<float>>>", [([1.0, 1e300],)]),
+    ],
+)
+def test_values_that_would_be_changed(ddl: str, value: Any) -> None:
+    schema = f"user string, v {ddl}"
+    for rows in ([("a", value)], [{"user": "a", "v": value}], [["a", value]], [("b", None), ("a", value)]):
+        with pytest.raises(UserFunctionError, match=r"operator 'op' emitted .*column 'v' is .* would not be kept"):
+            built(schema, rows)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value", "kept"),
+    [
+        ("bigint", 3, 3),
+        ("bigint", np.int64(3), 3),
+        ("bigint", None, None),
+        ("float", 1.5, 1.5),
+        ("float", 3, 3.0),
+        ("float", math.inf, math.inf),
+        ("float", np.float32(2.5), 2.5),
+        ("double", 3, 3.0),
+        ("double", 1e300, 1e300),
+        ("timestamp_ntz", NOON, NOON),
+        ("timestamp_ntz", np.datetime64("2026-01-02T12:00:00", "us"), NOON),
+        ("timestamp_ntz", None, None),
+        ("date", DAY, DAY),
+        ("decimal(5,2)", Decimal("1.25"), Decimal("1.25")),
+        ("array<bigint>", [1, None], [1, None]),
+        ("array<bigint>", None, None),
+        ("map<string,int>", {"a": None}, [("a", None)]),
+        ("map<string,int>", [("a", 1)], [("a", 1)]),
+        ("struct<a:string,b:date>", ("x", DAY), {"a": "x", "b": DAY}),
+        ("struct<a:string,b:date>", None, None),
+        ("array<string>", ["x"], ["x"]),
+    ],
+)
+def test_values_that_are_kept(ddl: str, value: Any, kept: Any) -> None:
+    for rows in ([("a", value)], [{"user": "a", "v": value}]):
+        assert built(f"user string, v {ddl}", rows).column(1).to_pylist() == [kept]
+
+
+def test_the_first_wrong_row_is_the_one_that_is_named() -> None:
+    with pytest.raises(UserFunctionError, match=r"emitted \('b', 2.5\).* 2.5 would not be kept as it is; convert it"):
+        built("user string, v bigint", [("a", 1), ("b", 2.5), ("c", 3.5)])
