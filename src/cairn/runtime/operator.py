@@ -407,7 +407,7 @@ class ProcessOperator:
         if slot is not None:
             at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
         if isinstance(error, CairnError):
-            if isinstance(error, UserFunctionError):
+            if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
                 return None
             return type(error)(f"{at}: {error.message}", **error.facts)
         what = f"{type(error).__name__}: {error}" if self._context.show_values else type(error).__name__
