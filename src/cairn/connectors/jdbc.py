@@ -122,7 +122,8 @@ class JdbcSink(BaseSink):
         if not self.key:
             return
         cursor.execute(
-            "SELECT array_agg(a.attname::text), i.indimmediate FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND "
+            "SELECT array_agg(a.attname::text), i.indimmediate FROM pg_index i "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND "
             "a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]) WHERE i.indrelid = %s::regclass AND i.indisunique "
             "AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid, 2",
             (self._table().as_string(cursor.connection),),
