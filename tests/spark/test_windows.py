@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from tests.spark.checkpoint_lab import processed
 from tests.spark.lab import Lab
@@ -18,6 +19,7 @@ from cairn import (
     DataStream,
     EventTimeSessionWindows,
     FileSink,
+    FileSource,
     GlobalWindows,
     InvalidInputError,
     OutputTag,
@@ -243,12 +245,27 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
     keyed = stream.key_by("user")
     window = TumblingEventTimeWindows.of(Time.seconds(1))
     wrong: Any = SumWindowFunction
+    source: Any = FileSource(str(lab.folder), "json", "user string, v bigint, at timestamp")
+    assert any(
+        "watermarkDelayMs" in key for key in env.from_source(source, ("at", Time.seconds(3))).df.schema[2].metadata
+    )
+    with pytest.raises(AnalysisException, match="nothing"):  # what is wrong otherwise, Spark says itself
+        stream.transform(lambda df: df.select("nothing"))
     counts = stream.with_watermark("at", "1 second").key_by("user").window(window).process(
         CountWindowProcessFunction(), "user string, first timestamp, last timestamp, n bigint", uid="counts"
     )  # fmt: skip
     for make, message in (
         (lambda: stream.with_watermark("v", "1 second"), "column 'v' has type bigint, which is no time"),
         (lambda: stream.with_watermark("w", "1 second"), "there is no column 'w'"),
+        (lambda: stream.with_watermark("at", 5), "5 is no delay such as Time.seconds"),
+        (lambda: env.from_source(source, ("v", "1 second")),
+         r"from_source: column 'v' has type bigint, which is no time.*F.timestamp_millis\('v'\)"),
+        (lambda: env.from_source(source, ("user", Time.seconds(1))), r"has type string.*F.to_timestamp\('user'\)"),
+        (lambda: env.from_source(source, ("at", "soon")), "from_source: 'soon' is no delay"),
+        (lambda: env.from_source(source, "at"), "watermark is a pair such as"),
+        (lambda: env.from_source(source, ("nowhere", "1 second")), "there is no column 'nowhere'; the stream has user"),
+        (lambda: stream.transform(lambda df: df.withWatermark("v", "1 second")),
+         r"transform: column 'v' has type bigint, which is no time.*F.timestamp_millis\('v'\)"),
         (lambda: stream.with_watermark("at", "soon"), "'soon' is no delay"),
         (lambda: keyed.window(window), "works on event time, and the stream has none"),
         (lambda: stream.window_all(window), "works on event time, and the stream has none"),

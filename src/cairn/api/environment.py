@@ -187,15 +187,21 @@ class StreamExecutionEnvironment:
         refuse_native_state(df)
         return DataStream(self, df)
 
-    def from_source(self, source: Source, watermark: tuple[str, str] | None = None) -> DataStream:
+    def from_source(self, source: Source, watermark: tuple[str, Time | str] | None = None) -> DataStream:
         """A stream of a source such as `KafkaSource(...)`, or of any object with `load(spark)`.
 
-        `watermark` names the column with the event time and how late rows may be: `("time", "10 seconds")`.
+        `watermark` names the column with the event time and how late rows may be: `("time", Time.seconds(10))`, or
+        `"10 seconds"`.
         """
         if not isinstance(source, Source):
             raise InvalidInputError(f"from_source takes a source such as FileSource, not {type(source).__name__}")
-        df = source.load(self.spark)
-        return self.from_df(df if watermark is None else df.withWatermark(*watermark))
+        given: Any = watermark
+        if given is not None and not (isinstance(given, (tuple, list)) and len(given) == 2):
+            raise InvalidInputError(
+                f"from_source: watermark is a pair such as ('time', Time.seconds(10)), not {watermark!r}"
+            )
+        stream = self.from_df(source.load(self.spark))
+        return stream if watermark is None else stream._with_watermark(*watermark, "from_source")
 
     def from_collection(
         self, collection: Iterable[Any], type_info: Any = None, rows_per_epoch: int | None = None
