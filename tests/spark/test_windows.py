@@ -245,10 +245,10 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
     keyed = stream.key_by("user")
     window = TumblingEventTimeWindows.of(Time.seconds(1))
     wrong: Any = SumWindowFunction
+    number: Any = 5
     source: Any = FileSource(str(lab.folder), "json", "user string, v bigint, at timestamp")
-    assert any(
-        "watermarkDelayMs" in key for key in env.from_source(source, ("at", Time.seconds(3))).df.schema[2].metadata
-    )
+    timed = env.from_source(source, ("at", Time.seconds(3)))
+    assert timed.df.schema[2].metadata == {"spark.watermarkDelayMs": 3000}
     with pytest.raises(AnalysisException, match="nothing"):  # what is wrong otherwise, Spark says itself
         stream.transform(lambda df: df.select("nothing"))
     counts = stream.with_watermark("at", "1 second").key_by("user").window(window).process(
@@ -257,12 +257,12 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
     for make, message in (
         (lambda: stream.with_watermark("v", "1 second"), "column 'v' has type bigint, which is no time"),
         (lambda: stream.with_watermark("w", "1 second"), "there is no column 'w'"),
-        (lambda: stream.with_watermark("at", 5), "5 is no delay such as Time.seconds"),
+        (lambda: stream.with_watermark("at", number), "5 is no delay such as Time.seconds"),
         (lambda: env.from_source(source, ("v", "1 second")),
          r"from_source: column 'v' has type bigint, which is no time.*F.timestamp_millis\('v'\)"),
         (lambda: env.from_source(source, ("user", Time.seconds(1))), r"has type string.*F.to_timestamp\('user'\)"),
         (lambda: env.from_source(source, ("at", "soon")), "from_source: 'soon' is no delay"),
-        (lambda: env.from_source(source, "at"), "watermark is a pair such as"),
+        (lambda: env.from_source(source, number), "watermark is a pair such as"),
         (lambda: env.from_source(source, ("nowhere", "1 second")), "there is no column 'nowhere'; the stream has user"),
         (lambda: stream.transform(lambda df: df.withWatermark("v", "1 second")),
          r"transform: column 'v' has type bigint, which is no time.*F.timestamp_millis\('v'\)"),
