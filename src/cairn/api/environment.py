@@ -22,6 +22,7 @@ from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, sweep_leftovers
+from cairn.api.event_time import refuse_second_watermark
 from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
@@ -185,6 +186,7 @@ class StreamExecutionEnvironment:
         if not df.isStreaming:
             raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
         refuse_native_state(df)
+        refuse_second_watermark(df, "from_df")
         return DataStream(self, df)
 
     def from_source(self, source: Source, watermark: tuple[str, Time | str] | None = None) -> DataStream:

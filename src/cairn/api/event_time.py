@@ -10,6 +10,8 @@ from pyspark.sql.types import StructType
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import Time
 
+_WATERMARK = "EventTimeWatermark"
+_SEVERAL = "spark.sql.streaming.statefulOperator.allowMultiple"
 _NO_TIME = "EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE"
 """What Spark calls a watermark over a column that is no time."""
 
@@ -36,6 +38,28 @@ def with_watermark(df: DataFrame, column: str, delay: str, call: str) -> DataFra
         raise InvalidInputError(
             f"{call}: {delay!r} is no delay such as Time.seconds(10) or '10 seconds': {error}"
         ) from error
+
+
+def refuse_second_watermark(df: DataFrame, call: str) -> None:
+    """Refuse a watermark on rows that have come through another one. Spark fails such a query only when it runs, once
+    the watermark moves; and before that the second one may hold the first back for ever.
+    """
+    plan = df._jdf.queryExecution().analyzed()
+    if plan.toString().count(_WATERMARK) < 2 or df.sparkSession.conf.get(_SEVERAL, "true") == "false":
+        return
+    todo = [(plan, False)]
+    while todo:
+        node, above = todo.pop()
+        if node.nodeName() == _WATERMARK:
+            if above:
+                raise InvalidInputError(
+                    f"{call}: these rows have come through a watermark before, and Spark takes one on the way from a "
+                    "source to a sink. Leave it out and use the time as an ordinary column, or write the rows to a "
+                    "sink and read them in a second job (docs/windows.md, Event time behind windows and timers)"
+                )
+            above = True
+        children = node.children()
+        todo.extend((children.apply(i), above) for i in range(children.size()))
 
 
 def refuse_no_time(error: Exception, call: str) -> None:

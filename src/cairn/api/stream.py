@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructField, StructType
 
-from cairn.api.event_time import checked_watermark, refuse_no_time, with_watermark
+from cairn.api.event_time import checked_watermark, refuse_no_time, refuse_second_watermark, with_watermark
 from cairn.api.graph import Derived, Function, Given, Node, Output, functions_of
 from cairn.api.plans import (
     OutputType,
@@ -129,6 +129,7 @@ class DataStream:
         refuse_native_state(made)
         if event_time_of(made.schema) >= 0 and event_time_of(self.df.schema) < 0:
             _refuse_behind_windows(node, "transform")
+        refuse_second_watermark(made, "transform")
         return DataStream(self.env, node=node)
 
     def with_watermark(self, column: str, delay: Time | str) -> DataStream:
@@ -142,7 +143,7 @@ class DataStream:
         name, threshold = checked_watermark(self.df.schema, column, delay, call)
         node = Derived([self.node], lambda df: with_watermark(df, name, threshold, call))
         _refuse_behind_windows(node, call)
-        node.frame()
+        refuse_second_watermark(node.frame(), call)
         return DataStream(self.env, node=node, bare=self.bare)
 
     def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
