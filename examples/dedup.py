@@ -1,7 +1,7 @@
 """Deduplication: each order passes once, repeats within ten minutes are dropped, and state does not grow for ever.
 
-    cairn run examples/dedup.py                     # until Ctrl-C
     cairn run examples/dedup.py --epochs 5          # a few epochs, then it ends
+    cairn run examples/dedup.py                     # until Ctrl-C: the input never ends
 
 The input is made up: a quarter of all events repeat the order before them. Unique orders go to ./unique-orders. The
 time to live lets the state of an order go ten minutes after it was last seen; a repeat after that passes again.
@@ -46,6 +46,8 @@ orders = numbers.selectExpr("concat('order-', number) AS order_id", "number * 7 
 unique = env.from_df(orders).key_by("order_id").process(Deduplicate(), "order_id string, amount bigint", uid="dedup")
 unique.sink_to(FileSink(args.output), uid="files")
 
+until = f"ends after {args.epochs} epochs" if args.epochs else "runs on until it is stopped"
+print(f"Orders without repeats go to ./{args.output}; the job {until} (Ctrl-C to stop).", flush=True)
 job = env.execute_async("dedup")
 job.add_epoch_listener(lambda e: print(f"epoch {e.epoch}: {e.rows_in} events, {e.rows_out} unique", flush=True))
 while not job.await_termination(0.2):

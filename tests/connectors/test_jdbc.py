@@ -100,6 +100,42 @@ def test_upsert_of_a_table_that_is_all_key(postgres: PostgresServer, table: str,
     assert sorted(postgres.rows(f"SELECT * FROM {table}")) == [("a", 1), ("a", 2)]
 
 
+@pytest.mark.parametrize("rehearse", [True, False])
+def test_null_is_no_key(postgres: PostgresServer, table: str, tmp_path: Path, rehearse: bool) -> None:
+    """A unique index has room for any number of nulls, so that rows would be added instead of replaced."""
+    postgres.run(f"CREATE TABLE {table} (word text UNIQUE, n bigint)")
+    sink = started(JdbcSink(postgres.url, table, key="word", rehearse=rehearse), job(tmp_path))
+    run(sink, 0, [("a", 1)])
+    with pytest.raises(EpochFailedError, match=r"epoch 1 have a null in the key column 'word'.*filter out these rows"):
+        sink.prepare(frame([("a", 2), (None, 3)], parts=2), 1, attempt(1))
+    sink.commit(sink.prepare(frame([("a", None), ("b", 4)]), 1, attempt(1, run=2)), 1)
+    assert postgres.rows(f"SELECT * FROM {table} ORDER BY word") == [("a", None), ("b", 4)]
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["CREATE UNIQUE INDEX ON {0} (word, (n + 1))", "CREATE UNIQUE INDEX ON {0} (word) WHERE n > 0",
+     "CREATE UNIQUE INDEX ON {0} (lower(word))", "CREATE UNIQUE INDEX ON {0} (word, n)",
+     "CREATE INDEX ON {0} (word)"],
+)  # fmt: skip
+def test_index_that_does_not_tell_rows_apart_is_refused_at_the_start(
+    postgres: PostgresServer, table: str, tmp_path: Path, index: str
+) -> None:
+    postgres.run(f"CREATE TABLE {table} (word text, n bigint)")
+    postgres.run(index.format(table))
+    where = job(tmp_path)
+    with pytest.raises(InvalidInputError, match=rf"no unique index on just \(word\).*CREATE UNIQUE INDEX ON {table}"):
+        started(JdbcSink(postgres.url, table, key="word"), where)
+    postgres.run(f"CREATE UNIQUE INDEX ON {table} (word) INCLUDE (n)")
+    sink = started(JdbcSink(postgres.url, table, key="word"), where)
+    run(sink, 0, [("a", 1), ("b", 5)])
+    run(sink, 1, [("a", 2)])
+    assert postgres.rows(f"SELECT * FROM {table} ORDER BY word") == [("a", 2), ("b", 5)]
+    postgres.run(f"ALTER TABLE {table} ADD UNIQUE (word) DEFERRABLE")
+    with pytest.raises(InvalidInputError, match=r"has a deferrable unique constraint on \(word\)"):
+        started(JdbcSink(postgres.url, table, key="word"), where)
+
+
 def test_all_types_arrive_as_they_are(postgres: PostgresServer, table: str, tmp_path: Path) -> None:
     schema = (
         t.StructType()

@@ -2,10 +2,11 @@
 
     rows ─► Numbers (operator state) ─┬─ even ─┬─► connect by key ─► Pairs (state of both inputs) ─► pairs/
                                       └─ odd ──┼─► key ◄─ broadcast ─ Rules (broadcast state)      ─► rules/
+                                               ├─► no key ◄─ broadcast ─ Late (and raw state)      ─► late/
                                                ├─► interval join ─► Near (rows by event time)      ─► near/
                                                └─► join (rows with a time to live)                 ─► joined/
 
-`Numbers` is read eight times and must run once. Its argument is that of `tests.kill.child`.
+`Numbers` is read eleven times and must run once. Its argument is that of `tests.kill.child`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.kill.child import environment
 from tests.spark.oracle import INPUT
 
 from cairn import (
+    BroadcastProcessFunction,
     CheckpointedFunction,
     DataStream,
     FileSink,
@@ -97,6 +99,27 @@ class Rules(KeyedBroadcastProcessFunction):
         yield (*value, len(rules), sum(rules.values()))
 
 
+class Late(BroadcastProcessFunction, CheckpointedFunction):
+    """Says the same as `Rules`, but holds rows back, as bytes, until a broadcast row of a later epoch lets them out."""
+
+    def initialize_state(self, context: Any) -> None:
+        self.raw = context.get_operator_state_store().get_raw_state("held")
+        self.held = list(self.raw.get())
+
+    def process_broadcast_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        Rules.process_broadcast_element(self, value, ctx)  # type: ignore[arg-type]
+        for held in self.held:
+            yield tuple(json.loads(held))
+        self.held = []
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        rules = dict(ctx.get_broadcast_state(RULES).items())
+        self.held.append(json.dumps([*value, len(rules), sum(rules.values())]).encode())
+
+    def snapshot_state(self, context: Any) -> None:
+        self.raw.update(self.held)
+
+
 class Near(ProcessJoinFunction):
     def process_element(self, left: Any, right: Any, ctx: Any) -> Iterator[Any]:
         assert (ctx.get_left_timestamp(), ctx.get_right_timestamp()) == (left.n, right.n)
@@ -121,6 +144,7 @@ def main() -> None:
     rules = even.transform(lambda df: df.filter("seq % 5 = 0")).broadcast(RULES)
     checked = even.union(odd).key_by("key").connect(rules)
     ruled = checked.process(Rules(), f"{NUMBERED}, rules bigint, total bigint", uid="rules")
+    late = even.union(odd).connect(rules).process(Late(), f"{NUMBERED}, rules bigint, total bigint", uid="late")
     near = timed(even).key_by("key").interval_join(timed(odd).key_by("key")).between(-NEAR, Time.milliseconds(NEAR))
     found = near.process(Near(), "key string, even bigint, odd bigint", uid="near")
     joined = even.key_by("key").join(odd.key_by("key"), ttl=Time.hours(1), uid="joined")
@@ -128,6 +152,7 @@ def main() -> None:
     found.sink_to(FileSink(str(folder / "near")), uid="to-near")
     numbers.sink_to(FileSink(str(folder / "joined")), uid="to-joined")
     pairs.sink_to(FileSink(str(folder / "pairs")), uid="to-pairs")
+    late.sink_to(FileSink(str(folder / "late")), uid="to-late")
     ruled.sink_to(FileSink(str(folder / "rules")), uid="to-rules")
     env.execute("streams")
 

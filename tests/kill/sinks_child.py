@@ -1,8 +1,9 @@
-"""The job that the kill tests of sinks run in a process of its own: a script through the oracle to three sinks.
+"""The job that the kill tests of sinks run in a process of its own: a script through the oracle to four sinks.
 
 Its one argument is a JSON object:
 
 * `folder`: where the job and the crash notes lie; `postgres`, `kafka`, `topic`: where the sinks write
+* `lake`: the Delta table; empty to do without
 * `rows`: all rows; every twenty of them are an epoch, and the driver dies amid those of epoch 1, once
 * `kill`: `[step, epoch]` of the epoch loop at which the whole process group is killed
 * `kill_after`: `[uid, epoch]`: the same right after that sink has published that epoch
@@ -20,7 +21,7 @@ from typing import Any
 
 from tests.spark.oracle import INPUT, OUTPUT, Oracle
 
-from cairn import BaseSink, CrashMarker, JdbcSink, KafkaSink, ScriptedSource, StreamExecutionEnvironment
+from cairn import BaseSink, CrashMarker, DeltaSink, JdbcSink, KafkaSink, ScriptedSource, StreamExecutionEnvironment
 from cairn.coordinator.epochs import EpochLoop
 
 PORTION = 20
@@ -76,7 +77,8 @@ def main() -> None:
     env = StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
     source = env.from_source(ScriptedSource(script, INPUT, str(folder / "crashes")))
     checked = source.key_by("key").process(Oracle(), OUTPUT, uid="oracle")
-    sinks: dict[str, BaseSink] = {
+    sinks: dict[str, BaseSink] = {"lake": DeltaSink(plan["lake"])} if plan.get("lake") else {}
+    sinks |= {
         "db": JdbcSink(plan["postgres"], "oracle"),
         "topic": KafkaSink(plan["kafka"], plan["topic"], key="key"),
         "own": own_sink(folder / "own.db"),

@@ -1,4 +1,4 @@
-"""A job with operator state, broadcast state, shared state of two inputs and joins, killed and rescaled, is exact."""
+"""A job with operator, raw and broadcast state, shared state of two inputs and joins, killed and rescaled, is exact."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class StreamsTrial(Trial):
     def check(self, epoch: int) -> None:
         """All outputs are what the model says of all epochs to this one."""
         bounds = [self.read_until(number) for number in range(-1, epoch + 1)]
-        numbered, ruled = model([self.rows[first:end] for first, end in pairwise(bounds)])
+        numbered, ruled, let_out = model([self.rows[first:end] for first, end in pairwise(bounds)])
         assert self.rows_of("rules") == sorted(ruled)
+        assert self.rows_of("late") == sorted(ruled[:let_out])
         evens, odds = ([(key, n) for key, seq, n in numbered if seq % 2 == rest] for rest in (0, 1))
         joined = sorted((key, even, odd) for key, even in evens for other, odd in odds if other == key)
         assert self.rows_of("joined") == joined
@@ -50,22 +51,26 @@ class StreamsTrial(Trial):
         }
 
 
-def model(epochs: list[list[Row]]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Numbered rows, and the same with the rules of their epoch: broadcast rows come before all others of it."""
+def model(epochs: list[list[Row]]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
+    """Numbered rows; the same with the rules of their epoch, since broadcast rows come before all others of it; and how
+    many of those the broadcast rows of a later epoch have let out.
+    """
     numbered: list[tuple[Any, ...]] = []
     ruled: list[tuple[Any, ...]] = []
     rules: dict[str, int] = {}
+    let_out = 0
     for portion in epochs:
         fresh = [(key, seq, len(numbered) + place) for place, (key, seq, _) in enumerate(portion, 1)]
         for key, seq, n in fresh:
             if seq % 2 == 0 and seq % 5 == 0:
+                let_out = len(ruled)
                 if seq % 20 == 0 and seq:
                     rules.pop(key, None)
                 else:
                     rules[key] = n
         numbered += fresh
         ruled += [(*row, len(rules), sum(rules.values())) for row in fresh]
-    return numbered, ruled
+    return numbered, ruled, let_out
 
 
 def test_all_kinds_of_state_survive_kills_and_rescaling(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.kill.windows_child import GAP, INPUT, SIZE
+from tests.kill.windows_child import COUNT, GAP, INPUT, SIZE, SLIDE
 from tests.spark.oracle import write_file
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
@@ -26,15 +26,27 @@ END = 1_000_000
 
 
 def rows_of(number: int, rng: random.Random) -> list[tuple[str, int, int]]:
-    """The rows of one file: a second of event time, in any order."""
-    return [(f"u{rng.randrange(4)}", rng.randrange(1000), number * 1000 + rng.randrange(1000)) for _ in range(40)]
+    """The rows of one file: a second of event time, in any order. No two rows have the same value."""
+    return [(f"u{rng.randrange(4)}", number * 100 + at, number * 1000 + rng.randrange(1000)) for at in range(40)]
 
 
-def sums(rows: list[tuple[str, int, int]]) -> list[Any]:
+def sums(rows: list[tuple[str, int, int]], slide: int = SIZE) -> list[Any]:
     found: dict[tuple[str, int], int] = defaultdict(int)
     for user, value, ms in rows:
-        found[user, ms - ms % SIZE] += value
+        for start in range(ms - ms % slide, ms - SIZE, -slide):
+            found[user, start] += value
     return sorted((user, start, start + SIZE, total) for (user, start), total in found.items())
+
+
+def check_counted(found: list[Any], rows: list[tuple[str, int, int]]) -> None:
+    """Every window is full, no row is in two of them, and as few are in none as can be."""
+    for user in {user for user, _, _ in rows}:
+        mine = {value for name, value, _ in rows if name == user}
+        windows = [values for name, values in found if name == user]
+        assert {len(values) for values in windows} == {COUNT}
+        together = [value for values in windows for value in values]
+        assert len(together) == len(set(together)) == len(mine) - len(mine) % COUNT
+        assert set(together) <= mine
 
 
 def sessions(rows: list[tuple[str, int, int]]) -> list[Any]:
@@ -90,3 +102,5 @@ def test_windows_are_exact_after_kills_and_rescaling(tmp_path: Path) -> None:
     assert run(tmp_path, parallelism=1) == 0, (tmp_path / "log").read_text()
     assert written(tmp_path / "sums") == sums(rows)
     assert written(tmp_path / "sessions") == sessions(rows)
+    assert written(tmp_path / "sliding") == sums(rows, SLIDE)
+    check_counted(written(tmp_path / "counted"), rows)

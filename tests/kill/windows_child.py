@@ -1,4 +1,4 @@
-"""The job of the window kill tests, in a process of its own: sums in columns and sessions row by row, over files.
+"""The job of the window kill tests, in a process of its own: windows in columns and windows row by row, over files.
 
 Its one argument is a JSON object with `folder` and, as in `tests/kill/child.py`, `kill` and `parallelism`.
 """
@@ -18,12 +18,13 @@ from cairn import (
     EventTimeSessionWindows,
     FileSink,
     ProcessWindowFunction,
+    SlidingEventTimeWindows,
     StreamExecutionEnvironment,
     Time,
     TumblingEventTimeWindows,
 )
 
-SIZE, GAP = 1500, 120
+SIZE, SLIDE, GAP, COUNT = 1500, 500, 120, 3
 INPUT = "user string, v bigint, ms bigint"
 
 
@@ -33,6 +34,13 @@ class Numbers(ProcessWindowFunction[Any, Any, str, Any]):
     def process(self, key: str, context: Any, elements: Iterable[Any]) -> Iterator[Any]:
         values = sorted(element.v for element in elements)
         yield key, context.window().start, context.window().end, " ".join(map(str, values))
+
+
+class Few(ProcessWindowFunction[Any, Any, str, Any]):
+    """The values of a count window."""
+
+    def process(self, key: str, context: Any, elements: Iterable[Any]) -> Iterator[Any]:
+        yield key, [element.v for element in elements]
 
 
 def main() -> None:
@@ -63,6 +71,13 @@ def main() -> None:
     sessions = keyed.window(EventTimeSessionWindows.with_gap(Time.milliseconds(GAP)))
     sessions.process(Numbers(), "user string, first bigint, last bigint, numbers string", uid="sessions").sink_to(
         FileSink(str(folder / "sessions")), uid="to-sessions"
+    )
+    size, slide = Time.milliseconds(SIZE), Time.milliseconds(SLIDE)
+    keyed.window(SlidingEventTimeWindows.of(size, slide)).sum("v", uid="sliding").sink_to(
+        FileSink(str(folder / "sliding")), uid="to-sliding"
+    )
+    keyed.count_window(COUNT).process(Few(), "user string, values array<bigint>", uid="counted").sink_to(
+        FileSink(str(folder / "counted")), uid="to-counted"
     )
     env.execute("windows")
 

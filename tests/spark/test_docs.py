@@ -51,6 +51,14 @@ def test_process_batch_adds_up(spark: SparkSession, tmp_path: Path) -> None:
     assert found == {(f"u{user}", sum(range(user, EVENTS, 3))) for user in range(3)}
 
 
+def test_a_program_from_pyflink_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = environment(spark, tmp_path)
+    monkeypatch.setattr(StreamExecutionEnvironment, "get_execution_environment", lambda: made)
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(block("pyflink.md", "execute_and_collect"), names)
+    assert sorted(tuple(row) for row in names["found"]) == [("ann", 6), ("bob", 7)]
+
+
 def test_own_sink_publishes_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "docs"}
     code = block("sinks.md", "class SqliteSink")

@@ -97,6 +97,7 @@ def test_word_count_files_counts_new_files_once(tmp_path: Path) -> None:
 def test_dedup_lets_every_order_pass_once(tmp_path: Path) -> None:
     with Program(EXAMPLES / "dedup.py", tmp_path, "--epochs", "3") as run:
         lines = run.finish()
+    assert any(line.endswith("the job ends after 3 epochs (Ctrl-C to stop).") for line in lines)
     epochs = 1 + max(int(line.split(":")[0].split()[1]) for line in lines if line.startswith("epoch"))
     assert epochs >= 3
     found = {(row["order_id"], row["amount"]) for row in rows(tmp_path / "unique-orders")}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from tests.spark.checkpoint_lab import processed
 from tests.spark.lab import Lab
@@ -18,8 +19,10 @@ from cairn import (
     DataStream,
     EventTimeSessionWindows,
     FileSink,
+    FileSource,
     GlobalWindows,
     InvalidInputError,
+    KeyedProcessFunction,
     OutputTag,
     ProcessAllWindowFunction,
     ProcessWindowFunction,
@@ -35,6 +38,7 @@ from cairn import (
     WindowFunction,
 )
 from cairn.api.windows import _with_start
+from cairn.testing import WindowHarness
 
 pytestmark = pytest.mark.spark
 ship(__name__)
@@ -43,6 +47,16 @@ ship(__name__)
 class MySessionWindowTimeGapExtractor(SessionWindowTimeGapExtractor):
     def extract(self, element: Any) -> int:
         return element[1]
+
+
+class OnTimer(KeyedProcessFunction):
+    """Puts nothing out but by timers."""
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        ctx.timer_service().register_event_time_timer(ctx.timestamp())
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+        yield ctx.get_current_key(), WindowHarness.at(timestamp)
 
 
 class SumWindowFunction(WindowFunction[tuple, tuple, str, CountWindow]):
@@ -243,12 +257,29 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
     keyed = stream.key_by("user")
     window = TumblingEventTimeWindows.of(Time.seconds(1))
     wrong: Any = SumWindowFunction
+    number: Any = 5
+    source: Any = FileSource(str(lab.folder), "json", "user string, v bigint, at timestamp")
+    timed = env.from_source(source, ("at", Time.seconds(3)))
+    assert timed.df.schema[2].metadata == {"spark.watermarkDelayMs": 3000}
+    assert len(timed.union(timed).transform(lambda df: df.union(df)).df.schema) == 3, "side by side is no matter"
+    silent = timed.key_by("user").process(OnTimer(), "user string, at timestamp", uid="silent")
+    with pytest.raises(AnalysisException, match="nothing"):  # what is wrong otherwise, Spark says itself
+        stream.transform(lambda df: df.select("nothing"))
     counts = stream.with_watermark("at", "1 second").key_by("user").window(window).process(
         CountWindowProcessFunction(), "user string, first timestamp, last timestamp, n bigint", uid="counts"
     )  # fmt: skip
     for make, message in (
         (lambda: stream.with_watermark("v", "1 second"), "column 'v' has type bigint, which is no time"),
         (lambda: stream.with_watermark("w", "1 second"), "there is no column 'w'"),
+        (lambda: stream.with_watermark("at", number), "5 is no delay such as Time.seconds"),
+        (lambda: env.from_source(source, ("v", "1 second")),
+         r"from_source: column 'v' has type bigint, which is no time.*F.timestamp_millis\('v'\)"),
+        (lambda: env.from_source(source, ("user", Time.seconds(1))), r"has type string.*F.to_timestamp\('user'\)"),
+        (lambda: env.from_source(source, ("at", "soon")), "from_source: 'soon' is no delay"),
+        (lambda: env.from_source(source, number), "watermark is a pair such as"),
+        (lambda: env.from_source(source, ("nowhere", "1 second")), "there is no column 'nowhere'; the stream has user"),
+        (lambda: stream.transform(lambda df: df.withWatermark("v", "1 second")),
+         r"transform: column 'v' has type bigint, which is no time.*F.timestamp_millis\('v'\)"),
         (lambda: stream.with_watermark("at", "soon"), "'soon' is no delay"),
         (lambda: keyed.window(window), "works on event time, and the stream has none"),
         (lambda: stream.window_all(window), "works on event time, and the stream has none"),
@@ -263,6 +294,10 @@ def test_definitions_that_cannot_work_are_refused(lab: Lab) -> None:
         (lambda: counts.with_watermark("last", "1 second"), "event-time windows of 'counts', which wait for the water"),
         (lambda: counts.map(lambda row: row).transform(lambda df: df.withWatermark("last", "1 second")),
          "transform: the rows come from the event-time windows of 'counts'.*second job"),
+        (lambda: silent.with_watermark("at", "1 second"), "with_watermark: these rows have come through a watermark"),
+        (lambda: timed.transform(lambda df: df.select("user", "at").withWatermark("at", "1 second")),
+         "transform: these rows have come through a watermark before.*second job"),
+        (lambda: env.from_df(timed.df.withWatermark("at", "2 seconds")), "from_df: these rows have come through"),
         (lambda: counts.key_by("user").window(window), "works on event time, and the stream has none"),
     ):  # fmt: skip
         with pytest.raises(InvalidInputError, match=message):

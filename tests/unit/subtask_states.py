@@ -27,12 +27,13 @@ class Buffer(ProcessFunction, CheckpointedFunction):
     """Holds every value, and counts them: two lists that are dealt out, one union list."""
 
     held_type = "int"
+    counts_type = "bigint"
     name = "held"
 
     def initialize_state(self, context: Any) -> None:
         store = context.get_operator_state_store()
         self.held = store.get_list_state(ListStateDescriptor(self.name, self.held_type))
-        self.counts = store.get_union_list_state(ListStateDescriptor("counts", "bigint"))
+        self.counts = store.get_union_list_state(ListStateDescriptor("counts", self.counts_type))
         self.raw = store.get_raw_state("raw")
         self.seen = max(self.counts.get(), default=0)
 

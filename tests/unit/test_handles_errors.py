@@ -25,6 +25,7 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import KeyedProcessFunction
+from cairn.runtime.reduce import Reduce
 from cairn.testing.harness import KeyedProcessHarness
 
 WRONG: list[tuple[str, Any]] = [
@@ -312,3 +313,35 @@ def test_outputs_that_do_not_fit_are_refused() -> None:
     with KeyedProcessHarness(Emits({"b": 2, "a": 1}), "k", "k string", "a int, b int") as harness:
         harness.push("a")
         assert harness.run_epoch() == [(1, 2)]
+
+
+def test_a_reduce_function_that_returns_none_is_named() -> None:
+    def larger(one: int, other: int) -> Any:
+        return max(one, other) if other < 100 else None
+
+    with Lab(ReducingStateDescriptor("it", larger, "bigint")) as lab:
+        lab.do("k", lambda s, c: s.it.add(1), lambda s, c: s.it.add(5))
+        lab.later("k", lambda s, c: s.it.add(100))
+        with pytest.raises(
+            UserFunctionError, match=r"operator 'tested'.*key 'k': the reduce function larger returned None"
+        ):
+            lab.run_epoch()
+        assert lab.state("it", "k") == 5
+
+
+def test_reduce_of_a_keyed_stream_refuses_none() -> None:
+    reduced = Reduce(lambda one, other: None if other.n < 0 else (one.k, one.n + other.n), "struct<k:string,n:bigint>")
+    with KeyedProcessHarness(reduced, "k", "k string, n bigint", "k string, n bigint") as harness:
+        harness.push(("a", 1), ("a", 2))
+        assert harness.run_epoch() == [("a", 1), ("a", 3)]
+        harness.push(("a", -1))
+        with pytest.raises(UserFunctionError, match=r"operator 'tested'.*the reduce function <lambda> returned None"):
+            harness.run_epoch()
+        harness.discard()
+        harness.push(("a", 4))
+        assert harness.run_epoch() == [("a", 7)]
+    with (
+        KeyedProcessHarness(Reduce(max, "bigint"), "k", "k string", "k string") as harness,
+        pytest.raises(UserFunctionError, match=r"reduce was given a null, which cannot be combined; filter out nulls"),
+    ):
+        harness.spec.function.process_element(None, None)

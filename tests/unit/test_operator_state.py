@@ -145,6 +145,64 @@ def test_a_list_that_is_not_asked_for_is_carried_over() -> None:
         assert sorted(harness.operator_state("kept")[0]) == [1, 2, 3]
 
 
+class LateAsker(ProcessFunction, CheckpointedFunction):
+    """Asks for its union list when a row comes, adds what is positive, and puts out what it found."""
+
+    def initialize_state(self, context: Any) -> None:
+        self.store = context.get_operator_state_store()
+
+    def process_element(self, value: int, ctx: Any) -> Iterator[Any]:
+        union = self.store.get_union_list_state(ListStateDescriptor("u", "bigint"))
+        yield str(sorted(union.get()))
+        if value > 0:
+            union.add(value)
+
+    def snapshot_state(self, context: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "lmdb"])
+def test_a_union_waits_until_a_subtask_asks_for_it(backend: str) -> None:
+    with ProcessHarness(LateAsker(), "bigint", "string", backend, parallelism=2, compaction_chain=3) as harness:
+        harness.push(1, 2)
+        assert harness.run_epoch() == ["[]", "[]"]
+        harness.restart()
+        for turn in range(4):  # epochs that do not ask, with stores and without, failed, and past a compaction
+            harness.fail_epoch()
+            harness.run_epoch()
+            assert harness.operator_state("u") == [[1, 2], [1, 2]]
+            harness.restart(keep_stores=turn % 2 == 0)
+        harness.run_epoch()
+        harness.push(3)
+        assert harness.run_epoch() == ["[1, 2]"]  # subtask 0 asks, and adds
+        harness.push(-1, -1)
+        assert harness.run_epoch() == ["[1, 2, 3]", "[1, 2]"]  # subtask 1 gets what there was at the restart
+        harness.run_epoch()
+        assert harness.reports[-1].changed == 0
+        assert harness.operator_state("u") == [[1, 2, 3], [1, 2]]
+
+
+def test_a_union_that_nobody_asks_for_is_neither_lost_nor_doubled_by_rescaling() -> None:
+    with ProcessHarness(LateAsker(), "bigint", "string", parallelism=3) as harness:
+        harness.push(1, 2, 3)
+        harness.run_epoch()
+        for parallelism in (2, 2, 5, 1, 4, 4, 3):
+            harness.restart(parallelism=parallelism)
+            harness.fail_epoch()
+            harness.run_epoch()
+            harness.run_epoch()
+            assert sorted(harness.operator_state("u")[0]) == [1, 2, 3]
+        harness.spec = replace(harness.spec, function=Silent())
+        harness.restart(parallelism=2)
+        harness.run_epoch()
+        harness.spec = replace(harness.spec, function=LateAsker())
+        harness.restart(parallelism=2)
+        harness.run_epoch()
+        harness.push(-1)  # of two subtasks one asks; the other goes on waiting
+        assert harness.run_epoch() == ["[1, 2, 3]"]
+        assert [sorted(part) for part in harness.operator_state("u")] == [[1, 2, 3]] * 2
+
+
 class Silent(ProcessFunction):
     def process_element(self, value: int, ctx: Any) -> None:
         return None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from cairn import InvalidInputError, OutputTag, Types, UserFunctionError
+from cairn import CheckpointedFunction, InvalidInputError, OutputTag, ProcessFunction, Types, UserFunctionError
 from cairn.model.manifest import EpochContext
 from cairn.model.outputs import check_tag
 from cairn.runtime.outputs import SideSpec, output_builder
 from cairn.runtime.simple import SimpleSpec, run_simple
+from cairn.testing import ProcessHarness
 from cairn.testing.harness import arrow_schema
 
 MAIN = arrow_schema("user string, total bigint")
@@ -135,3 +137,49 @@ def test_errors_of_simple_functions_name_them() -> None:
         simple("flat_map", lambda r: r.user, "value string", rows)
     with pytest.raises(UserFunctionError, match=r"'m' emitted .*column 'value' is int64"):
         simple("map", lambda r: "x", "value bigint", rows, bare_out=True)
+
+
+class Flushing(ProcessFunction, CheckpointedFunction):
+    """Tries to put something out when the rows of the epoch are out."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def initialize_state(self, context: Any) -> None:
+        self.ctx: Any = None
+
+    def process_element(self, value: int, ctx: Any) -> Iterator[Any]:
+        self.ctx = ctx
+        ctx.output(SUMS, value)
+        yield value
+
+    def _flush(self, where: str) -> None:
+        if self.where == where and self.ctx is not None:
+            self.ctx.output(SUMS, 100)
+
+    def snapshot_state(self, context: Any) -> None:
+        self._flush("snapshot_state")
+
+    def close(self) -> None:
+        self._flush("close")
+
+
+class YieldsInClose(Flushing):
+    def close(self) -> Iterator[Any]:  # type: ignore[override]
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "where"),
+    [(Flushing("snapshot_state"), "snapshot_state"), (Flushing("close"), "close"), (YieldsInClose(""), "close")],
+)
+def test_output_after_the_last_row_is_refused(function: Flushing, where: str) -> None:
+    with ProcessHarness(function, "bigint", "bigint", side_outputs=[SUMS]) as harness:
+        harness.push(1)
+        with pytest.raises(UserFunctionError, match=rf"operator 'tested': {where}\(\) cannot put anything out"):
+            harness.run_epoch()
+        assert (harness.epoch, harness.side_outputs) == (-1, {"sums": []})
+        harness.spec = replace(harness.spec, function=Flushing(""))
+        harness.restart()
+        assert harness.run_epoch() == [1]
+        assert harness.side_outputs == {"sums": [1]}

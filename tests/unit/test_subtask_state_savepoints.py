@@ -31,6 +31,7 @@ from cairn import (
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
+    ProcessFunction,
 )
 from cairn.model.ddl import parse_columns
 from cairn.model.keygroups import key_group_range
@@ -178,6 +179,38 @@ def test_types_and_names_may_change(tmp_path: Path, kind: str) -> None:
         job.push(1 << 20)
         job.run_epoch()
         assert {spec.name: spec.value_type for spec in newest(target).operators[0].states}["kept"] == "bigint"
+
+
+class Narrow(Buffer):
+    counts_type = "int"
+
+
+class Forgetful(ProcessFunction):
+    """Asks for no state at all."""
+
+    def process_element(self, value: int, ctx: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "checkpoint"])
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_union_that_waits_is_stored_once(tmp_path: Path, kind: str, after: int) -> None:
+    with buffer(Narrow(), tmp_path / "a", 2) as job:
+        job.push(1, 2, 3)
+        job.run_epoch()
+        counts = job.operator_state("counts")
+    with buffer(Forgetful(), tmp_path / "a", after) as job:  # another run, in which nobody asks
+        job.run_epoch()
+        assert job.operator_state("counts") == [[2, 1]] * after
+    assert counts == [[2], [1]]
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp") if kind == "savepoint" else checkpoint_of(tmp_path / "a")
+    snapshot = open_snapshot(path)
+    rows = first_rows(snapshot, snapshot.operator(UID).state("counts"), 10)
+    assert rows.column("value").to_pylist() == [2, 1]
+    for target, function in (("b", Narrow()), ("c", Buffer())):  # as it is, and with wider numbers
+        restored(path, tmp_path / target, shape(buffer(function, tmp_path / "shape", 2), tmp_path))
+        with buffer(function, tmp_path / target, 2) as job:
+            assert job.operator_state("counts") == [[2, 1]] * 2
 
 
 @pytest.mark.parametrize("kind", ["savepoint", "checkpoint"])

@@ -9,6 +9,7 @@ import pytest
 
 from cairn import (
     BroadcastProcessFunction,
+    CheckpointedFunction,
     CoProcessFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
@@ -267,3 +268,84 @@ def test_errors_name_the_input() -> None:
         harness.push2(("a",))
         with pytest.raises(UserFunctionError, match=r"key 'a': process_element2\(\) raised ZeroDivisionError"):
             harness.run_epoch()
+
+
+class Keeps(KeyedBroadcastProcessFunction, CheckpointedFunction):
+    """Keeps handles of broadcast state for longer than it may write to them."""
+
+    def __init__(self, write: str) -> None:
+        self.write = write
+
+    def initialize_state(self, context: Any) -> None:
+        self.early = context.get_operator_state_store().get_broadcast_state(RULES)
+        if not context.is_restored():
+            self.early.put("initial", 7)
+
+    def process_broadcast_element(self, value: Any, ctx: Any) -> None:
+        self.kept = ctx.get_broadcast_state(RULES)
+        self.kept[value.name] = value.value
+        self.early.put_all({"early": value.value})
+        assert self.kept["early"] == self.early[value.name] == value.value
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        yield value.card, self.kept.get("limit"), len(list(self.early.keys()))
+        kept = self.kept
+        if self.write == "put":
+            kept.put("limit", 0)
+        elif self.write == "item":
+            kept["limit"] = 0
+        elif self.write == "early":
+            self.early.put_all({"limit": 0})
+        elif self.write == "remove":
+            del kept["limit"]
+        elif self.write == "clear":
+            self.early.clear()
+        ctx.timer_service().register_processing_time_timer(5)
+
+    def on_timer(self, timestamp: int, ctx: Any) -> None:
+        self.early.remove("limit")
+
+    def snapshot_state(self, context: Any) -> None:
+        if self.write == "snapshot":
+            self.early.put("limit", 0)
+
+
+@pytest.mark.parametrize("write", ["put", "item", "early", "remove", "clear", "snapshot", "timer"])
+def test_a_kept_handle_of_broadcast_state_cannot_be_written_from_the_keyed_side(write: str) -> None:
+    with TwoInputHarness(
+        Keeps(write), ("card", None), (PAYMENTS, LIMITS), "card string, amount bigint, n bigint", broadcast=[RULES],
+        parallelism=2,
+    ) as harness:  # fmt: skip
+        if write != "snapshot":
+            harness.push2(("limit", 3))
+            harness.run_epoch()
+        harness.push2(("limit", 4))
+        harness.push1(("a", 1))
+        if write == "timer":
+            assert harness.run_epoch() == [("a", 4, 3)]
+            harness.advance_processing_time(10)
+        with pytest.raises(StateMisuseError, match="'rules' can be changed in process_broadcast_element only"):
+            harness.run_epoch()
+        if write != "snapshot":
+            limit = 4 if write == "timer" else 3
+            assert harness.operator_state("rules") == [{"early": limit, "initial": 7, "limit": limit}] * 2
+
+
+class Mixed(KeyedBroadcastProcessFunction):
+    """Uses the context of one side on the other one."""
+
+    def process_broadcast_element(self, value: Any, ctx: Any) -> None:
+        self.ctx = ctx
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        self.ctx.output(NOTES, value.card)
+
+
+def test_what_a_kept_context_puts_out_is_not_lost() -> None:
+    with TwoInputHarness(
+        Mixed(), ("card", None), (PAYMENTS, LIMITS), "card string", broadcast=[RULES], side_outputs=[NOTES]
+    ) as harness:
+        harness.push2(("limit", 1))
+        harness.push1(("a", 1), ("b", 2))
+        harness.run_epoch()
+        assert sorted(harness.side_outputs["notes"]) == ["a", "b"]

@@ -83,6 +83,42 @@ class LabelledByApply(WindowFunction[Any, Any, str, Any]):
         return [(key, window.end, only if isinstance(only, float) else float(only.v))]
 
 
+class Forgets(Add):
+    def reduce(self, value1: Any, value2: Any) -> Any:
+        return super().reduce(value1, value2) if value2[1] < 100 else None
+
+
+class ForgetsToAdd(Mean):
+    def add(self, value: Any, accumulator: Any) -> Any:
+        return super().add(value, accumulator) if value.v < 100 else None
+
+
+class ForgetsToMerge(Mean):
+    def merge(self, acc_a: Any, acc_b: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"reduce": Forgets()}, r"Forgets\.reduce\(\)"), ({"reduce": lambda x, y: None}, "the reduce function <lambda>"),
+     ({"aggregate": ForgetsToAdd()}, r"ForgetsToAdd\.add\(\)"),
+     ({"aggregate": ForgetsToMerge()}, r"ForgetsToMerge\.merge\(\)")],
+)  # fmt: skip
+def test_none_for_a_combined_value_is_an_error_that_names_operator_and_function(
+    settings: dict[str, Any], name: str
+) -> None:
+    session = EventTimeSessionWindows.with_gap(5)
+    output = ROWS if "reduce" in settings else Types.DOUBLE()
+    with WindowHarness(session, None, "user", ROWS, output, event_time="time", **settings) as harness:
+        harness.push(row(1, v=1), row(8, v=2))
+        harness.run_epoch()
+        before = harness.state("window-contents", "a")
+        harness.push(row(4, v=100))
+        with pytest.raises(UserFunctionError, match=rf"operator 'tested'.*key 'a': {name} returned None"):
+            harness.run_epoch()
+        assert harness.state("window-contents", "a") == before
+
+
 def test_reduce_and_aggregate_keep_one_value_alone_and_with_a_function() -> None:
     rows = [row(1, v=1), row(2, v=2), row(8, v=30), row(4, v=6)]
     session = EventTimeSessionWindows.with_gap(5)

@@ -23,6 +23,7 @@ from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, sweep_leftovers
+from cairn.api.event_time import refuse_second_watermark
 from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
@@ -186,17 +187,24 @@ class StreamExecutionEnvironment:
         if not df.isStreaming:
             raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
         refuse_native_state(df)
+        refuse_second_watermark(df, "from_df")
         return DataStream(self, df)
 
-    def from_source(self, source: Source, watermark: tuple[str, str] | None = None) -> DataStream:
+    def from_source(self, source: Source, watermark: tuple[str, Time | str] | None = None) -> DataStream:
         """A stream of a source such as `KafkaSource(...)`, or of any object with `load(spark)`.
 
-        `watermark` names the column with the event time and how late rows may be: `("time", "10 seconds")`.
+        `watermark` names the column with the event time and how late rows may be: `("time", Time.seconds(10))`, or
+        `"10 seconds"`.
         """
         if not isinstance(source, Source):
             raise InvalidInputError(f"from_source takes a source such as FileSource, not {type(source).__name__}")
-        df = source.load(self.spark)
-        return self.from_df(df if watermark is None else df.withWatermark(*watermark))
+        given: Any = watermark
+        if given is not None and not (isinstance(given, (tuple, list)) and len(given) == 2):
+            raise InvalidInputError(
+                f"from_source: watermark is a pair such as ('time', Time.seconds(10)), not {watermark!r}"
+            )
+        stream = self.from_df(source.load(self.spark))
+        return stream if watermark is None else stream._with_watermark(*watermark, "from_source")
 
     def from_collection(
         self, collection: Iterable[Any], type_info: Any = None, rows_per_epoch: int | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructField, StructType
 
+from cairn.api.event_time import checked_watermark, refuse_no_time, refuse_second_watermark, with_watermark
 from cairn.api.graph import Derived, Function, Given, Node, Output, functions_of
 from cairn.api.plans import (
     OutputType,
@@ -116,7 +117,11 @@ class DataStream:
         if not callable(function):
             raise InvalidInputError("transform takes a function that makes a DataFrame of a DataFrame")
         node = Derived([self.node], function)
-        made = node.frame()
+        try:
+            made = node.frame()
+        except Exception as error:
+            refuse_no_time(error, "transform")
+            raise
         if not isinstance(made, DataFrame):
             raise InvalidInputError(f"transform: the function gave a {type(made).__name__}, not a DataFrame")
         if not made.isStreaming:
@@ -124,6 +129,7 @@ class DataStream:
         refuse_native_state(made)
         if event_time_of(made.schema) >= 0 and event_time_of(self.df.schema) < 0:
             _refuse_behind_windows(node, "transform")
+        refuse_second_watermark(made, "transform")
         return DataStream(self.env, node=node)
 
     def with_watermark(self, column: str, delay: Time | str) -> DataStream:
@@ -131,26 +137,13 @@ class DataStream:
 
         The same as Spark's `df.withWatermark(column, delay)`.
         """
-        if isinstance(delay, Time):
-            delay = f"{delay.to_milliseconds()} milliseconds"
-        fields = {field.name: field.dataType.simpleString() for field in self.df.schema.fields}
-        if column not in fields:
-            raise InvalidInputError(
-                f"with_watermark: there is no column '{column}'; the stream has {', '.join(fields)}"
-            )
-        if fields[column] not in ("timestamp", "timestamp_ntz"):
-            raise InvalidInputError(
-                f"with_watermark: column '{column}' has type {fields[column]}, which is no time; make one of it, as in "
-                f"transform(lambda df: df.withColumn('{column}', F.timestamp_millis('{column}')))"
-            )
-        node = Derived([self.node], lambda df: df.withWatermark(column, delay))
-        _refuse_behind_windows(node, "with_watermark")
-        try:
-            node.frame()
-        except Exception as error:
-            raise InvalidInputError(
-                f"with_watermark: {delay!r} is no delay such as Time.seconds(10) or '10 seconds': {error}"
-            ) from error
+        return self._with_watermark(column, delay, "with_watermark")
+
+    def _with_watermark(self, column: Any, delay: Any, call: str) -> DataStream:
+        name, threshold = checked_watermark(self.df.schema, column, delay, call)
+        node = Derived([self.node], lambda df: with_watermark(df, name, threshold, call))
+        _refuse_behind_windows(node, call)
+        refuse_second_watermark(node.frame(), call)
         return DataStream(self.env, node=node, bare=self.bare)
 
     def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:

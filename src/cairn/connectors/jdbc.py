@@ -122,16 +122,25 @@ class JdbcSink(BaseSink):
         if not self.key:
             return
         cursor.execute(
-            "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND "
-            "a.attnum = ANY(i.indkey) WHERE i.indrelid = %s::regclass AND i.indisunique AND i.indpred IS NULL "
-            "GROUP BY i.indexrelid",
+            "SELECT array_agg(a.attname::text), i.indimmediate FROM pg_index i "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND "
+            "a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]) WHERE i.indrelid = %s::regclass AND i.indisunique "
+            "AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid, 2",
             (self._table().as_string(cursor.connection),),
         )
-        if not any(set(found) == set(self.key) for (found,) in cursor.fetchall()):
-            key = ", ".join(self.key)
+        key = ", ".join(self.key)
+        at_once = [immediate for found, immediate in cursor.fetchall() if set(found) == set(self.key)]
+        if not all(at_once):  # PostgreSQL refuses it for ON CONFLICT, also if there is another one
             raise InvalidInputError(
-                f"sink '{self.uid}': table '{self.table}' has no unique index on ({key}), so rows cannot be replaced "
-                f"by it; create one: CREATE UNIQUE INDEX ON {self.table} ({key})",
+                f"sink '{self.uid}': table '{self.table}' has a deferrable unique constraint on ({key}), by which "
+                "PostgreSQL replaces no rows; make it one that is not deferrable",
+                table=self.table,
+            )
+        if not at_once:
+            raise InvalidInputError(
+                f"sink '{self.uid}': table '{self.table}' has no unique index on just ({key}), so rows cannot be "
+                "replaced by it (one that is partial or over expressions does not serve); create one: "
+                f"CREATE UNIQUE INDEX ON {self.table} ({key})",
                 table=self.table,
             )
 
@@ -140,6 +149,7 @@ class JdbcSink(BaseSink):
     def prepare(self, frame: Any, epoch: int, attempt: str) -> dict[str, Any]:
         staged = self._staging.write(frame, attempt)
         data = {"attempt": attempt, "schema": self._schema_json, "key": list(self.key), "files": staged}
+        self._check_keys(staged, epoch)
         intact = "The epoch is refused; it is run again when the job restarts."
         try:
             self._again(lambda: self._try_out(data, epoch), f"preparing epoch {epoch}", intact)
@@ -149,6 +159,18 @@ class JdbcSink(BaseSink):
                 f"{_line(error)}. The epoch is refused and the state stays as it was; change the table or the rows."
             ) from error
         return data
+
+    def _check_keys(self, staged: Sequence[Mapping[str, Any]], epoch: int) -> None:
+        """A null equals nothing, itself included, so that the database would add such a row each time."""
+        for batch in self._staging.batches(staged, columns=self.key) if self.key else ():
+            for name in self.key:
+                if batch.column(name).null_count:
+                    raise EpochFailedError(
+                        f"sink '{self.uid}': rows of epoch {epoch} have a null in the key column '{name}', and a null "
+                        f"is no key by which a row of table '{self.table}' could be replaced. The epoch is refused and "
+                        f"the state stays as it was; filter out these rows, or fill '{name}' in front of the sink.",
+                        table=self.table,
+                    )
 
     def _try_out(self, data: Mapping[str, Any], epoch: int) -> None:
         with self._transaction() as cursor:

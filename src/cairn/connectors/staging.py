@@ -64,7 +64,11 @@ class Staging:
         return [{"path": info.path, "size": info.size} for info in durable_parts(self._files, stage, "parquet")]
 
     def batches(
-        self, staged: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None, rows: int = _ROWS
+        self,
+        staged: Sequence[Mapping[str, Any]],
+        schema: pa.Schema | None = None,
+        rows: int = _ROWS,
+        columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of an epoch, a portion at a time; in the given schema, or as Spark wrote them."""
         import pyarrow.parquet as pq
@@ -82,7 +86,7 @@ class Staging:
                     path=full,
                 )
             with pq.ParquetFile(full, coerce_int96_timestamp_unit="us") as file:
-                for batch in file.iter_batches(batch_size=rows):
+                for batch in file.iter_batches(batch_size=rows, columns=None if columns is None else list(columns)):
                     yield batch if schema is None else _cast(batch, schema)
 
     def forget_until(self, epoch: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.ddl import as_type
 from cairn.model.evolution import paths
-from cairn.model.functions import AggregateFunction, ReduceFunction
+from cairn.model.functions import AggregateFunction, ReduceFunction, reducing
 from cairn.model.types import DataType
 
 _NAME = re.compile(r"[A-Za-z0-9][\w .\-]{0,127}", re.ASCII)
@@ -281,12 +281,9 @@ class ReducingStateDescriptor(StateDescriptor):
         field_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name, type_info, field_defaults)
-        if isinstance(reduce_function, ReduceFunction):
-            self.reduce: Callable[[Any, Any], Any] = reduce_function.reduce
-        elif callable(reduce_function):
-            self.reduce = reduce_function
-        else:
+        if not isinstance(reduce_function, ReduceFunction) and not callable(reduce_function):
             raise TypeError("The input must be a ReduceFunction or a callable function!")
+        self.reduce = reducing(reduce_function)
 
 
 class AggregatingStateDescriptor(StateDescriptor):

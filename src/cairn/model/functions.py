@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+
+from cairn.errors import UserFunctionError
 
 if TYPE_CHECKING:
     from cairn.model.descriptors import (
@@ -34,6 +37,32 @@ class ReduceFunction(ABC):
 
     def close(self) -> None:  # noqa: B027 - need not be defined
         """Called after the last row of the epoch by `keyed.reduce(...)`."""
+
+
+def reducing(function: ReduceFunction | Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """How two values become one. A None is refused: as state it would mean that there was no value at all."""
+    if isinstance(function, ReduceFunction):
+        return partial(_combined, function.reduce, f"{type(function).__name__}.reduce()")
+    name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
+    return partial(_combined, function, f"the reduce function {name}")
+
+
+def _combined(function: Callable[[Any, Any], Any], name: str, value1: Any, value2: Any) -> Any:
+    result = function(value1, value2)
+    if result is None:
+        raise none_returned(name, "the combined value")
+    return result
+
+
+def none_returned(name: str, wanted: str) -> UserFunctionError:
+    return UserFunctionError(
+        f"{name} returned None, which would forget all values so far; it must return {wanted} (does a branch of it "
+        "lack its return?)"
+    )
+
+
+def no_value_to_reduce() -> UserFunctionError:
+    return UserFunctionError("reduce was given a null, which cannot be combined; filter out nulls in front of it")
 
 
 class AggregateFunction(ABC):

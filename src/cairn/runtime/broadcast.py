@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cairn.errors import NotFoundError, StateMisuseError
+from cairn.errors import NotFoundError
 from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.manifest import EpochContext
 from cairn.model.outputs import OutputTag, check_tag
+from cairn.runtime.broadcast_maps import ReadOnlyMap
 from cairn.runtime.operator import ElementContext, TaskTimerService
 from cairn.runtime.operator_states import OperatorStates
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
-
-
-class ReadOnlyView:
-    """A broadcast map where it must not be changed."""
-
-    __slots__ = ("_name", "_state")
-
-    def __init__(self, name: str, state: Any) -> None:
-        self._name = name
-        self._state = state
-
-    def get(self, key: Any) -> Any:
-        return self._state.get(key)
-
-    def contains(self, key: Any) -> bool:
-        return bool(self._state.contains(key))
-
-    def items(self) -> Iterator[tuple[Any, Any]]:
-        return iter(self._state.items())
-
-    def keys(self) -> Iterator[Any]:
-        return iter(self._state.keys())
-
-    def values(self) -> Iterator[Any]:
-        return iter(self._state.values())
-
-    def is_empty(self) -> bool:
-        return bool(self._state.is_empty())
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._state.get(key)
-
-    def __contains__(self, key: Any) -> bool:
-        return bool(self._state.contains(key))
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._state.keys())
-
-    def _refuse(self, *given: Any) -> None:
-        raise StateMisuseError(
-            f"broadcast state '{self._name}' can be changed in process_broadcast_element only: elsewhere each subtask "
-            "sees other rows, and its copies would no longer be the same",
-            state=self._name,
-        )
-
-    put = put_all = remove = clear = _refuse
-    __setitem__ = __delitem__ = _refuse
 
 
 class BroadcastStates:
@@ -70,10 +24,10 @@ class BroadcastStates:
         self._declared = {descriptor.name: descriptor for descriptor in declared}
         self._states = states
         self._found: dict[str, Any] = {}
-        self._views: dict[str, ReadOnlyView] = {}
+        self._views: dict[str, ReadOnlyMap] = {}
 
     def of(self, descriptor: Any) -> Any:
-        """The map itself."""
+        """The map, to be changed while a broadcast element is processed."""
         name = getattr(descriptor, "name", None)
         if name in self._found:
             return self._found[name]
@@ -86,13 +40,13 @@ class BroadcastStates:
         self._found[name] = self._states.get_broadcast_state(descriptor)
         return self._found[name]
 
-    def view_of(self, descriptor: Any) -> ReadOnlyView:
+    def view_of(self, descriptor: Any) -> ReadOnlyMap:
         """The map, to be read only."""
         name = getattr(descriptor, "name", None)
         view = self._views.get(name) if name is not None else None
         if view is None:
-            state = self.of(descriptor)
-            view = self._views[descriptor.name] = ReadOnlyView(descriptor.name, state)
+            self.of(descriptor)
+            view = self._views[descriptor.name] = ReadOnlyMap(descriptor.name, self._states.broadcast_map(descriptor))
         return view
 
 
@@ -115,6 +69,7 @@ class WriteContext(_Times):
         self._states = states
         self._context = context
         self.aside: list[Any] = []
+        """What `output` was given, in one list with that of the context of the other rows."""
         self.time: int | None = None
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:

@@ -184,6 +184,10 @@ class UnkeyedCoOperator(CoOperator, UnkeyedOperator):
 class BroadcastOperator(ProcessOperator):
     """Runs a `KeyedBroadcastProcessFunction`. The rows come in order: all broadcast ones before all others."""
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.operator_states.gate.open = False  # from now on for broadcast elements only
+
     def _prepare(self) -> None:
         spec = self._spec
         assert spec.second is not None
@@ -193,6 +197,7 @@ class BroadcastOperator(ProcessOperator):
         self._broadcast = BroadcastStates(spec.uid, spec.broadcast, self.operator_states)
         self._writing = WriteContext(self._broadcast, self._context)
         self._element = self._reading()
+        self._writing.aside = self._element.aside
 
     def _reading(self) -> Any:
         return KeyedReadContext(self._slots, self._codec, self._timer_service, self._broadcast, self._context)
@@ -212,15 +217,17 @@ class BroadcastOperator(ProcessOperator):
         call: Callable[..., Any] = self._function.process_broadcast_element  # type: ignore[attr-defined]
         extend = self._collector(outputs, call)
         context = self._writing
+        gate = self.operator_states.gate
+        gate.open = True
         with self._explained("process_broadcast_element()"):
             for start in range(0, batch.num_rows, SLICE_ROWS):
                 for row, context.time in zip(*self._inputs.elements(batch.slice(start, SLICE_ROWS), 1), strict=True):
                     result = call(row, context)
                     if result is not None:
                         extend(result)
+        gate.open = False
         context.time = None
-        outputs += context.aside
-        context.aside.clear()
+        self._take_aside(outputs)
         return outputs
 
     def _process_slice(self, batch: pa.RecordBatch, key_slots: np.ndarray[Any, Any]) -> list[Any]:

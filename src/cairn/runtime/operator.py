@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from inspect import isgeneratorfunction
+from inspect import isgenerator, isgeneratorfunction
 from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
-from cairn.model.manifest import NO_WATERMARK, OPERATOR_KINDS, EpochContext
+from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.outputs import OutputTag, check_tag
 from cairn.model.process import CheckpointedFunction
 from cairn.model.types import row_class
@@ -192,7 +192,7 @@ class ProcessOperator:
         runtime = self.runtime_context(spec, subtask, attempt, registry, context.parameters)
         self._history = history
         self._operator_states: OperatorStates | None = None
-        if history is not None and history.rescaled and any(s.kind in OPERATOR_KINDS for s in registry.specs.values()):
+        if history is not None and history.deals:
             self.operator_states  # noqa: B018 - takes over what other subtasks had, whether it is asked for or not
         self._prepare()
         if isinstance(self._function, CheckpointedFunction):
@@ -368,14 +368,27 @@ class ProcessOperator:
         if isinstance(self._function, CheckpointedFunction):
             from cairn.runtime.operator_states import SnapshotContext
 
-            with self._explained("snapshot_state()"):
-                self._function.snapshot_state(SnapshotContext(self._context.epoch, self._context.time_ms))
-        with self._explained("close()"):
-            self._function.close()
+            told = SnapshotContext(self._context.epoch, self._context.time_ms)
+            self._silently(self._function.snapshot_state, told)
+        self._silently(self._function.close)
+
+    def _silently(self, method: Callable[..., Any], *given: Any) -> None:
+        """Call a method that comes when the output of the epoch is complete: what it puts out would be lost."""
+        where = f"{method.__name__}()"
+        with self._explained(where):
+            result = method(*given)
+        if self._element.aside or isgenerator(result):
+            raise UserFunctionError(
+                f"operator '{self._spec.uid}': {where} cannot put anything out, neither by ctx.output nor by yield: it "
+                "is called when the output of the epoch is complete. Put it out in process_element or on_timer, or "
+                "keep it in state until the next epoch."
+            )
 
     def drain(self) -> list[Section]:
         """The changes of the epoch."""
         with self._explained("state"):
+            if self._operator_states is not None:
+                self._operator_states.settle()
             return self._registry.drain()
 
     def abandon(self) -> None:
@@ -394,7 +407,7 @@ class ProcessOperator:
         if slot is not None:
             at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
         if isinstance(error, CairnError):
-            if isinstance(error, UserFunctionError):
+            if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
                 return None
             return type(error)(f"{at}: {error.message}", **error.facts)
         what = f"{type(error).__name__}: {error}" if self._context.show_values else type(error).__name__

@@ -3,21 +3,27 @@
 Each is stored as the state of one key that stands for the subtask: the two bytes of its first key group. A subtask
 reads its own from the working store. Where the parallelism changed, and for union lists after a restart, it reads
 those of all subtasks from the files, takes its share, and writes that under its own key.
+
+A union list that a subtask does not ask for in the first epoch of a run *waits*: the subtask keeps its own list as it
+was, and the union under a second key, which has a byte more. It gets the union when it asks, in whichever epoch that
+is; until then only its own list counts for those who come together after the next restart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import BROADCAST, OPERATOR_KINDS, OperatorState, StateSpec
+from cairn.runtime.broadcast_maps import Gate, GuardedMap
 from cairn.runtime.registry import StateRegistry
 from cairn.state import codec
 from cairn.state.files import StateFiles
@@ -29,6 +35,8 @@ from cairn.storage.statefile import Section
 
 LIST = "operator-list"
 UNION = "operator-union"
+WAITING = b"\x00"
+"""What follows the key of a subtask where a union lies that waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,20 @@ class History:
     def groups(self) -> KeyGroupRange:
         return key_group_range(self.subtask, self.parallelism, self.max_parallelism)
 
-    def first_group(self, old_subtask: int) -> int:
-        """The group that stood for a subtask at the stored parallelism."""
+    @property
+    def deals(self) -> bool:
+        """This epoch deals out what is stored, whether the function asks for it or not."""
+        kinds = {spec.kind for spec in self.operator.states} if self.operator is not None else set()
+        return (self.rescaled and not kinds.isdisjoint(OPERATOR_KINDS)) or (self.restarted and UNION in kinds)
+
+    @property
+    def own_key(self) -> bytes:
+        return self.groups.start.to_bytes(2, "big")
+
+    def old_key(self, old_subtask: int) -> bytes:
+        """The key that stood for a subtask at the stored parallelism."""
         assert self.operator is not None
-        return key_group_range(old_subtask, self.operator.parallelism, self.max_parallelism).start
+        return key_group_range(old_subtask, self.operator.parallelism, self.max_parallelism).start.to_bytes(2, "big")
 
 
 class OwnList(ListTable):
@@ -65,10 +83,8 @@ class OwnList(ListTable):
     """The list came from other subtasks and must be stored under this one's key."""
 
     def drain(self) -> Section | None:
-        if self.cleared == {0} and not self.given:
-            stored = [element for _, raw in self.stored(0) for element in segment_elements(self.split(raw)[1])]
-            if stored == self.added.get(0, []):
-                return None
+        if self.cleared == {0} and not self.given and _stored_elements(self, 0) == self.added.get(0, []):
+            return None
         return super().drain()
 
 
@@ -79,12 +95,14 @@ class OperatorStates:
         self._registry = registry
         self._history = history
         self._slots = KeySlots()
-        own = history.groups.start.to_bytes(2, "big")
-        self._slots.add(pa.array([own], pa.binary()))
+        self._slots.add(pa.array([history.own_key], pa.binary()))
         self._slots.current[0] = 0
         self._handles: dict[str, Any] = {}
+        self.gate = Gate()
+        """Open while the function may change broadcast state."""
         stored = history.operator.states if history.operator is not None else []
         self._stored = {spec.name: spec for spec in stored if spec.kind in OPERATOR_KINDS}
+        self._to_unite = {spec.name for spec in self._stored.values() if spec.kind == UNION and history.deals}
         if history.rescaled:
             self._take_shares()
 
@@ -98,7 +116,12 @@ class OperatorStates:
         return self._handle(ListStateDescriptor(name, "binary"), LIST)
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> Any:
-        return self._handle(state_descriptor, BROADCAST)
+        found = self.broadcast_map(state_descriptor)
+        return GuardedMap(state_descriptor.name, found, self.gate)
+
+    def broadcast_map(self, descriptor: MapStateDescriptor) -> Any:
+        """The map itself, for who guards it."""
+        return self._handle(descriptor, BROADCAST)
 
     def stored_handle(self, name: str) -> Any:
         """The handle of a state by its name alone; None if nothing is stored under it."""
@@ -113,8 +136,8 @@ class OperatorStates:
         found = self._handles.get(descriptor.name)
         if found is None:
             found = self._make(descriptor, spec)
-            if kind == UNION and self._history.restarted and spec.name in self._stored:
-                self._give_list(spec, [element for part in self._lists_of_all(spec).values() for element in part])
+            if kind == UNION and spec.name in self._stored:
+                self._take_union(spec)
         return found
 
     def _make(self, descriptor: StateDescriptor, spec: StateSpec) -> Any:
@@ -135,38 +158,71 @@ class OperatorStates:
     # Redistribution: the first epoch after a change of the parallelism, and union lists in the first epoch of a run.
 
     def _take_shares(self) -> None:
-        """Deal out all that is stored, also what the function does not ask for in this epoch."""
+        """Deal out all lists and maps that are stored, also what the function does not ask for in this epoch."""
         history = self._history
         old = history.operator.parallelism if history.operator is not None else 0
         lists = {name: spec for name, spec in sorted(self._stored.items()) if spec.kind == LIST}
-        elements = {
-            name: [element for part in self._lists_of_all(spec).values() for element in part]
-            for name, spec in lists.items()
-        }
+        elements = {name: self._everything(spec) for name, spec in lists.items()}
         shares = even_split({name: len(found) for name, found in elements.items()}, history.parallelism)
-        for name, spec in sorted(self._stored.items()):
+        for name, spec in lists.items():
+            start, end = shares[name][history.subtask]
+            self._make(_descriptor_of(spec), spec)
+            self._give_list(spec, elements[name][start:end])
+        for spec in self._stored.values():
             if spec.kind == BROADCAST:
                 self._make(_descriptor_of(spec), spec)
                 copies = self._rows_of_all(spec)
-                self._give_map(spec, copies.get(history.first_group(history.subtask % old), []), copies)
-                continue
-            if spec.kind == LIST:
-                start, end = shares[name][history.subtask]
-                mine = elements[name][start:end]
-            else:
-                mine = [element for part in self._lists_of_all(spec).values() for element in part]
-            self._make(_descriptor_of(spec), spec)
-            self._give_list(spec, mine)
+                self._give_map(spec, copies.get(history.old_key(history.subtask % old), []), copies)
 
-    def _give_list(self, spec: StateSpec, elements: Sequence[Any]) -> None:
+    def _take_union(self, spec: StateSpec) -> None:
+        """The function asks for a union list: give it what waits, or has yet to be united."""
+        if spec.name in self._to_unite:
+            self._to_unite.remove(spec.name)
+            self._give_list(spec, self._everything(spec))
+            return
+        table, slot = self._list(spec), self._waiting_slot()
+        waiting = _stored_elements(table, slot)
+        if waiting:
+            table.given = True
+            table.cleared.update((0, slot))
+            table.added[0] = waiting
+
+    def settle(self) -> None:
+        """Before the changes of the epoch are drained: unions that the function has not asked for wait for it."""
+        history = self._history
+        for name in sorted(self._to_unite):
+            spec = self._stored[name]
+            self._make(_descriptor_of(spec), spec)
+            table, slot = self._list(spec), self._waiting_slot()
+            union = self._everything(spec)
+            own = _stored_elements(table, 0)
+            if history.rescaled:  # no list is that of a subtask any more: each keeps a share, so that all are kept once
+                start, end = even_split({name: len(union)}, history.parallelism)[name][history.subtask]
+                own = union[start:end]
+                self._give_list(spec, own)
+            if union == own:
+                union = []
+            if union != _stored_elements(table, slot) or slot in table.cleared:
+                table.cleared.add(slot)
+                table.added[slot] = union
+        self._to_unite.clear()
+
+    def _waiting_slot(self) -> int:
+        return int(self._slots.add(pa.array([self._history.own_key + WAITING], pa.binary()))[0])
+
+    def _list(self, spec: StateSpec) -> OwnList:
         table = self._registry.table(spec.name)
         assert isinstance(table, OwnList)
+        return table
+
+    def _give_list(self, spec: StateSpec, elements: Sequence[Any]) -> None:
+        table = self._list(spec)
         table.given = True
         table.cleared.add(0)
         table.cleared.update(self._stale(self._rows_of_all(spec)))
         table.added[0] = list(elements)
 
-    def _give_map(self, spec: StateSpec, rows: Sequence[tuple[bytes, Any]], copies: Mapping[int, Any]) -> None:
+    def _give_map(self, spec: StateSpec, rows: Sequence[tuple[bytes, Any]], copies: Mapping[bytes, Any]) -> None:
         table = self._registry.table(spec.name)
         assert isinstance(table, MapTable)
         for slot in (0, *self._stale(copies)):
@@ -175,33 +231,52 @@ class OperatorStates:
         for key, (_, value) in zip(keys, rows, strict=True):
             table.write(0, key, value)
 
-    def _stale(self, parts: Mapping[int, Any]) -> list[int]:
-        """Slots of what is stored under other groups of this subtask's range, and must go."""
+    def _stale(self, parts: Mapping[bytes, Any]) -> list[int]:
+        """Slots of what is stored under other keys of this subtask's range, and must go."""
         mine = self._history.groups
-        stale = [group.to_bytes(2, "big") for group in parts if mine.contains(group) and group != mine.start]
+        stale = [key for key in parts if mine.contains(_group(key)) and key != self._history.own_key]
         return [int(slot) for slot in self._slots.add(pa.array(stale, pa.binary()))] if stale else []
 
-    def _lists_of_all(self, spec: StateSpec) -> dict[int, list[Any]]:
-        """The elements of every subtask's list, by first group, in the order of subtasks."""
-        return {
-            group: [element for _, body in rows for element in segment_elements(body)]
-            for group, rows in self._rows_of_all(spec).items()
-        }
+    def _everything(self, spec: StateSpec) -> list[Any]:
+        """The elements of every subtask's list, in the order of subtasks. What waits is a copy of those."""
+        parts = [rows for key, rows in self._rows_of_all(spec).items() if not is_waiting(key)]
+        return [element for rows in parts for _, body in rows for element in segment_elements(body)]
 
-    def _rows_of_all(self, spec: StateSpec) -> dict[int, list[tuple[bytes, Any]]]:
-        """Entry and value of everything that is stored of a state, by first group, in the order of subtasks."""
+    def _rows_of_all(self, spec: StateSpec) -> dict[bytes, list[tuple[bytes, Any]]]:
+        """Entry and value of everything that is stored of a state, by key, in the order of subtasks."""
         operator = self._history.operator
         tables = []
         for handle in operator.chain if operator is not None else ():
             file = self._history.files.open(self._registry.uid, handle)
             tables += [file.read(info).data for info in file.sections if info.table == spec.name]
-        parts: dict[int, list[tuple[bytes, Any]]] = {}
+        parts: dict[bytes, list[tuple[bytes, Any]]] = {}
         if tables:
             rows = merged(tables, entries=True)
             columns = (rows.column(name).to_pylist() for name in ("key", "entry", "value"))
             for key, entry, value in zip(*columns, strict=True):
-                parts.setdefault(int.from_bytes(key[:2], "big"), []).append((entry, value))
+                parts.setdefault(key, []).append((entry, value))
         return parts
+
+
+def _group(key: bytes) -> int:
+    return int.from_bytes(key[:2], "big")
+
+
+def is_waiting(key: bytes) -> bool:
+    """Whether a stored key of operator state is that of a union that waits."""
+    return key[2:] == WAITING
+
+
+def without_waiting(section: Section, spec: StateSpec) -> Section:
+    """The rows of a state that count, for readers: unions that wait are copies of what other rows say."""
+    if spec.kind != UNION:
+        return section
+    lengths = pc.binary_length(section.data.column("key"))
+    return replace(section, data=section.data.filter(pc.equal(lengths, 2)))
+
+
+def _stored_elements(table: OwnList, slot: int) -> list[Any]:
+    return [element for _, raw in table.stored(slot) for element in segment_elements(table.split(raw)[1])]
 
 
 def spec_of_operator_state(uid: str, descriptor: Any, kind: str) -> StateSpec:
@@ -210,9 +285,10 @@ def spec_of_operator_state(uid: str, descriptor: Any, kind: str) -> StateSpec:
     if not isinstance(descriptor, wanted):
         raise InvalidInputError(f"operator '{uid}': expected a {wanted.__name__}, got {type(descriptor).__name__}")
     if descriptor.ttl is not None:
+        where = "process_broadcast_element" if kind == BROADCAST else "snapshot_state"
         raise InvalidInputError(
             f"operator '{uid}', state '{descriptor.name}': operator and broadcast state have no time to live; "
-            "remove what is old in snapshot_state or process_broadcast_element"
+            f"remove what is old in {where}"
         )
     return StateSpec(
         name=descriptor.name,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cairn.model.descriptors import ReducingStateDescriptor
-from cairn.model.functions import KeyedProcessFunction, ReduceFunction, RuntimeContext
+from cairn.model.functions import KeyedProcessFunction, ReduceFunction, RuntimeContext, no_value_to_reduce
 
 
 class Reduce(KeyedProcessFunction):
@@ -22,6 +22,8 @@ class Reduce(KeyedProcessFunction):
         )
 
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        if value is None:
+            raise no_value_to_reduce()
         self._state.add(value)
         return (self._state.get(),)
 

@@ -17,6 +17,7 @@ from cairn.errors import CairnError, CorruptFileError
 from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
+from cairn.runtime.operator_states import without_waiting
 from cairn.state.convert import Conversion
 from cairn.state.expiry import alive
 from cairn.state.files import StateFiles
@@ -83,7 +84,7 @@ def _rewritten(
         whole = Section(state, first.kind, first.storage, first.ttl, pa.concat_tables([part.data for part in parts]))
         columns, _ = table_schema(keys, stored)
         try:
-            table = to_table(whole, keys, stored)
+            table = to_table(without_waiting(whole, stored), keys, stored)
             if not wanted.ttl_ms:  # with the time to live goes the time: what has expired must not come back
                 table = alive(table, columns.last_access, stored.ttl_ms, work.now_ms)
             convert = work.converters.get(state)

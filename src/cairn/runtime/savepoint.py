@@ -23,6 +23,7 @@ from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint import SavepointOperator, StateTable, TableFile
+from cairn.runtime.operator_states import without_waiting
 from cairn.state.codec import KeyCodec
 from cairn.state.expiry import alive
 from cairn.state.files import StateFiles
@@ -138,7 +139,7 @@ def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
                 raise InternalError(f"operator '{operator.uid}', state '{state}' is stored in two ways at once")
             data = pa.concat_tables([part.data for part in parts])
             first = parts[0]
-            whole = Section(state, first.kind, first.storage, first.ttl, data)
+            whole = without_waiting(Section(state, first.kind, first.storage, first.ttl, data), specs[state])
             try:
                 yield specs[state], to_table(whole, keys, specs[state])
             except CairnError as error:

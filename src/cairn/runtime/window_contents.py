@@ -12,7 +12,7 @@ from typing import Any
 
 from cairn.errors import UserFunctionError
 from cairn.model.descriptors import MapStateDescriptor
-from cairn.model.functions import ReduceFunction, RuntimeContext, TimeDomain, TimerService
+from cairn.model.functions import RuntimeContext, TimeDomain, TimerService, no_value_to_reduce, reducing
 from cairn.model.windows import MAX_TIME, MergingWindowAssigner, WindowSerializer
 from cairn.runtime.window_states import WINDOW, Numbers, Scope, WindowAggregating, WindowReducing
 
@@ -36,12 +36,15 @@ class MergedValue:
         state = runtime.get_map_state(MapStateDescriptor("window-contents", WINDOW, contents.type))
         self._scope = Scope()
         self._value: WindowReducing | WindowAggregating
-        if contents.kind == "reduce":
+        self._reduces = contents.kind == "reduce"
+        if self._reduces:
             self._value = WindowReducing(state, self._scope, reducing(contents.function))
         else:
             self._value = WindowAggregating(state, self._scope, contents.function)
 
     def add(self, window: Numbers, value: Any) -> None:
+        if value is None and self._reduces:
+            raise no_value_to_reduce()
         self._scope.window = window
         self._value.add(value)
 
@@ -89,11 +92,6 @@ class Elements:
             for element in self.get(source) or ():
                 self.add(target, element)
             self.clear(source)
-
-
-def reducing(function: Any) -> Callable[[Any, Any], Any]:
-    """How two elements become one."""
-    return function.reduce if isinstance(function, ReduceFunction) else function
 
 
 def contents_of(contents: Contents, runtime: RuntimeContext) -> MergedValue | Elements:

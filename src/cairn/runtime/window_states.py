@@ -18,7 +18,7 @@ from cairn.model.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from cairn.model.functions import AggregateFunction, MapState, RuntimeContext
+from cairn.model.functions import AggregateFunction, MapState, RuntimeContext, none_returned
 from cairn.model.types import Types
 
 WINDOW = "struct<start:bigint,end:bigint>"
@@ -99,7 +99,12 @@ class WindowAggregating(WindowValue):
         accumulator = self.value()
         if accumulator is None:
             accumulator = self._function.create_accumulator()
-        self.update(self._function.add(value, accumulator))
+        self._keep(self._function.add(value, accumulator), "add")
+
+    def _keep(self, accumulator: Any, method: str) -> None:
+        if accumulator is None:
+            raise none_returned(f"{type(self._function).__name__}.{method}()", "the accumulator")
+        self.update(accumulator)
 
     def merge(self, sources: Sequence[Numbers]) -> None:
         for source in sources:
@@ -107,7 +112,7 @@ class WindowAggregating(WindowValue):
             if other is not None:
                 self._state.remove(source)
                 mine = self.value()
-                self.update(other if mine is None else self._function.merge(mine, other))
+                self._keep(other if mine is None else self._function.merge(mine, other), "merge")
 
 
 class WindowList(WindowValue):
