@@ -14,8 +14,10 @@ from cairn.coordinator.epochs import EpochReport
 from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.manifests import RunRecord, Runs
 from cairn.view.journal import Address, EpochRecorder, Journal
-from cairn.view.reading import JobReader
+from cairn.view.lives import next_life
+from cairn.view.reading import JobReader, alive
 from cairn.web.host import serve
 
 
@@ -111,6 +113,7 @@ class Publisher:
             "epoch": manifest.epoch if manifest is not None else -1,
             "parallelism": run.parallelism,
             "duration_ms": round(duration_ms, 1),
+            **self._life(run),
             "config": settings_facts(self._settings),
             "sinks": list(sinks),
             "graph": list(graph),
@@ -118,6 +121,15 @@ class Publisher:
         self._journal.add(run.run, "started", f"run {run.run} began", **facts)
         if self._url is not None:
             self._journal.add_address(Address(run.run, self._url, socket.gethostname(), os.getpid()))
+
+    def _life(self, run: RunRecord) -> dict[str, Any]:
+        """Whether this run comes after a failure. One whose process lives on was not lost but taken over."""
+        try:
+            events, before = self._journal.events(), Runs(self._files).record(run.run - 1)
+        except CairnError:  # statistics only; what cannot be written is told of
+            events, before = [], None
+        lives_on = before is not None and before.host == run.host and alive(before)
+        return next_life(events, lives_on, run.started_ms)
 
     def epoch(self, report: EpochReport) -> None:
         self.recorder.record(report)

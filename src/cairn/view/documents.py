@@ -25,6 +25,7 @@ def overview(job: JobView) -> Document:
         "duration": job.duration_ms,
         "last-modification": job.epochs[-1].end_ms if job.epochs else job.started_ms,
         "run": job.run,
+        "starts": job.starts,
         "restarts": job.restarts,
         "epoch": job.epoch,
         "directory": job.directory,
@@ -142,10 +143,10 @@ def checkpoints(job: JobView, limit: int, offset: int = 0) -> Document:
     failed = told.latest("FAILED")
     return {
         "counts": {
-            "total": len(told.history),
-            "in_progress": told.count("IN_PROGRESS"),
-            "completed": told.count("COMPLETED"),
-            "failed": told.count("FAILED"),
+            "total": told.triggered,
+            "in_progress": told.in_progress,
+            "completed": told.completed,
+            "failed": told.failed,
             "restored": told.restored,
         },
         "summary": {

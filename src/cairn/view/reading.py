@@ -17,6 +17,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
 from cairn.view.journal import EpochRecorder, EpochStats, Event, Journal, SubtaskLoad
+from cairn.view.lives import lives_of
 from cairn.view.records import (
     ENDED,
     CheckpointsView,
@@ -91,6 +92,7 @@ class JobReader:
         parallelism = record.parallelism if record is not None else 0
         operators = _operators(manifest, identity, epochs, totals)
         restores = _restores(events)
+        lives = lives_of(events)
         sources = list(manifest.source_names) if manifest is not None else []
         sinks = list(facts.get("sinks", []))
         return JobView(
@@ -103,7 +105,9 @@ class JobReader:
             pid=record.pid if record is not None else 0,
             started_ms=record.started_ms if record is not None else 0,
             ended_ms=ended_ms,
-            restarts=max(0, newest - 1),
+            starts=lives.starts or max(0, newest - lives.restarts),
+            restarts=lives.restarts,
+            begun_ms=lives.begun_ms or (record.started_ms if record is not None else 0),
             epoch=manifest.epoch if manifest is not None else -1,
             watermark=watermark,
             watermark_lag_ms=(now if status not in ENDED else ended_ms or now) - watermark if known else None,
@@ -181,8 +185,11 @@ class JobReader:
         if self._summary is not None and self._summary[0] == key:
             return self._summary[1]
         done = [info for info in history if info.status.value == "COMPLETED"]
+        totals = self._store.totals()
         made = CheckpointsView(
             history=history,
+            completed=totals.completed,
+            failed=totals.failed,
             restored=sum(1 for restore in restores if restore.kind in ("checkpoint", "savepoint")),
             duration=spread([info.duration_ms for info in done]),
             written=spread([info.written_bytes for info in done]),

@@ -92,14 +92,22 @@ class CheckpointsView(msgspec.Struct, frozen=True):
     """All that is known of a job's checkpoints; `history` is newest first, savepoints among it."""
 
     history: list[CheckpointInfo]
+    completed: int
+    failed: int
+    """These two count over the job's whole life, `history` holds the newest."""
     restored: int
     duration: Spread
     written: Spread
     full: Spread
     in_flight: Spread
 
-    def count(self, status: str) -> int:
-        return sum(1 for info in self.history if info.status.value == status)
+    @property
+    def in_progress(self) -> int:
+        return sum(1 for info in self.history if info.status.value == "IN_PROGRESS")
+
+    @property
+    def triggered(self) -> int:
+        return self.completed + self.failed + self.in_progress
 
     def latest(self, status: str, savepoint: bool = False) -> CheckpointInfo | None:
         """The newest of this status; completed savepoints are told apart from checkpoints."""
@@ -157,7 +165,12 @@ class JobView(msgspec.Struct, frozen=True):
     started_ms: int
     ended_ms: int
     """0 while it runs."""
+    starts: int
+    """Runs that somebody began."""
     restarts: int
+    """Runs after one that failed or crashed."""
+    begun_ms: int
+    """When somebody last started it."""
     epoch: int
     watermark: int
     watermark_lag_ms: int | None

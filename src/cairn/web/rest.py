@@ -174,10 +174,10 @@ def job_metrics(job: JobView) -> dict[str, int | float | str]:
         "lastCheckpointCompletedTimestamp": last.end_ms if last else -1,
         "lastCheckpointExternalPath": last.path if last else "n/a",
         "lastCheckpointRestoreTimestamp": restore.time_ms if restore else -1,
-        "numberOfInProgressCheckpoints": told.count("IN_PROGRESS"),
-        "numberOfCompletedCheckpoints": told.count("COMPLETED"),
-        "numberOfFailedCheckpoints": told.count("FAILED"),
-        "totalNumberOfCheckpoints": len(told.history),
+        "numberOfInProgressCheckpoints": told.in_progress,
+        "numberOfCompletedCheckpoints": told.completed,
+        "numberOfFailedCheckpoints": told.failed,
+        "totalNumberOfCheckpoints": told.triggered,
         "numRestarts": job.restarts,
         "numRescales": sum(1 for r in job.restores if r.rescaled),
         "uptime": job.duration_ms if job.running else 0,
@@ -393,9 +393,9 @@ def live(job: JobView) -> Document:
         "checkpoint": last.id if last else None,
         "checkpoint-duration": last.duration_ms if last else None,
         "checkpoint-age": job.now_ms - last.end_ms if last else None,
-        "in-progress": job.checkpoints.count("IN_PROGRESS"),
-        "completed": job.checkpoints.count("COMPLETED"),
-        "failed": job.checkpoints.count("FAILED"),
+        "in-progress": job.checkpoints.in_progress,
+        "completed": job.checkpoints.completed,
+        "failed": job.checkpoints.failed,
     }
 
 

@@ -13,7 +13,7 @@ JobOverview = TypedDict(
     "JobOverview",
     {
         "jid": str, "name": str, "state": str, "start-time": int, "end-time": int, "duration": int,
-        "last-modification": int, "run": int, "restarts": int, "epoch": int, "directory": str, "web-url": str,
+        "last-modification": int, "run": int, "starts": int, "restarts": int, "epoch": int, "directory": str, "web-url": str,
         "health": str, "tasks": dict[str, int],
     },
 )  # fmt: skip
