@@ -1,4 +1,4 @@
-"""Prometheus' `promtool` for tests: the one that is installed, or that of Debian's package, of which nothing is set up."""
+"""Prometheus' `promtool` for tests: the one that is installed, or that of Debian's package, which is only unpacked."""
 
 from __future__ import annotations
 

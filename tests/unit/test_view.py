@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ from cairn.view import documents, state
 from cairn.view.health import health_of
 from cairn.view.journal import EpochRecorder, Event, Journal
 from cairn.view.lives import Lives, lives_of, next_life
-from cairn.view.reading import JobReader, find_readers, no_such_job, spread
+from cairn.view.reading import JobReader, end_of, find_readers, no_such_job, spread
+from cairn.view.topology import Link, Vertex
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +294,36 @@ def test_epochs_are_written_down_in_chunks_and_summed_by_run(tmp_path: Path) -> 
     load = second.epochs[0].operators[UID][0]
     assert (load.busy_ms, load.backpressured_ms) == (70.0, 20.0)
     assert [e.epoch for e in recorder.epochs()] == [0, 1, 2, 3]
+
+
+def test_rows_of_sources_come_after_their_epoch_and_count_for_it(tmp_path: Path) -> None:
+    recorder = EpochRecorder(Journal(LocalFileSystem(str(tmp_path))))
+    recorder.begin(1)
+    for epoch in range(3):
+        recorder.record(dataclasses.replace(report(epoch), sinks={"out": 4}))
+    recorder.note(1, {"source-0": 7})
+    recorder.note(2, {"source-0": 5})
+    recorder.note(9, {"source-0": 1})  # an epoch that nobody knows counts all the same
+    assert [epoch.ends for epoch in recorder.epochs()] == [
+        {"out": 4}, {"out": 4, "source-0": 7}, {"out": 4, "source-0": 5},
+    ]  # fmt: skip
+    assert recorder.ends() == {"out": 12, "source-0": 13}
+    recorder.flush()
+    (chunk,) = Journal(LocalFileSystem(str(tmp_path))).chunks()
+    assert (chunk.ends, chunk.epochs[1].ends["source-0"]) == ({"out": 12, "source-0": 13}, 7)
+    recorder.begin(2)
+    assert recorder.ends() == {}
+
+
+def test_a_sink_that_does_not_count_gets_what_its_operator_puts_out(job: Path) -> None:
+    view = JobReader(str(job)).view()
+    link = [Link(UID)]
+    whole = end_of(Vertex("a", "sink", "noop", link, whole=True), view.operators, view.epochs, {})
+    assert (whole.rows, whole.rate) == (view.operators[0].rows_out, view.operators[0].out_rate)
+    assert end_of(Vertex("a", "sink", "noop", link), view.operators, view.epochs, {}).rows is None
+    assert view.ends["source-0"].rows == 2400
+    assert view.ends["source-0"].rate == pytest.approx(800 / 19.54, abs=0.01)
+    assert view.ends["source-1"].rate is None
 
 
 def test_a_journal_that_cannot_be_written_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

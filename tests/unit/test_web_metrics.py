@@ -44,7 +44,8 @@ def test_the_values_are_those_of_the_job(text: str) -> None:
     assert found["cairn_checkpoint_interval_seconds"] == {(JOB,): 10}
     assert found["cairn_checkpoints_total"] == {(JOB, "completed"): 4, (JOB, "failed"): 1}
     assert found["cairn_checkpoints_in_progress"] == {(JOB,): 0}
-    assert found["cairn_operator_records_in_total"] == {(JOB, UID): 2400}
+    assert found["cairn_operator_records_in_total"] == {(JOB, UID): 2400, (JOB, "out"): 2280}
+    assert found["cairn_operator_records_out_total"] == {(JOB, UID): 2400, (JOB, "source-0"): 2400}
     assert found["cairn_operator_busy_ratio"][JOB, UID] == pytest.approx(0.409, abs=0.001)
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cairn.api.progress import SourceRows
 from cairn.api.recovery import Recovered
 from cairn.config import Settings
 from cairn.coordinator.epochs import EpochReport
@@ -55,6 +56,7 @@ class Publisher:
         self._url: str | None = None
         self._served = threading.Event()
         self._run = 0
+        self._rows: SourceRows | None = None
         self._status: Callable[[], str] = lambda: "CREATED"
         self._in_progress: Callable[[], list[CheckpointInfo]] = list
 
@@ -99,6 +101,8 @@ class Publisher:
     ) -> None:
         """A run begins. `path` is the snapshot that it was told to start from, if it was."""
         manifest, run = recovered.manifest, recovered.run
+        self.look(now=True)
+        self._rows = None
         self._run = run.run
         self.recorder.begin(run.run)
         restored = manifest is not None and manifest.run == run.run and manifest.restored > 0
@@ -134,10 +138,20 @@ class Publisher:
     def epoch(self, report: EpochReport) -> None:
         self.recorder.record(report)
 
+    def watch(self, rows: SourceRows) -> None:
+        """Where to look for the rows of this run's sources."""
+        self._rows = rows
+
+    def look(self, now: bool = False) -> None:
+        """Take in what Spark has reported. Called by a thread that may wait for Spark."""
+        for epoch, ends in self._rows.news(now) if self._rows is not None else ():
+            self.recorder.note(epoch, ends)
+
     def failed(self, error: CairnError, restarting: bool) -> None:
         self._journal.add(self._run, "restarting" if restarting else "failed", error.message, code=error.code)
 
     def ended(self, kind: str) -> None:
         """`finished`, `canceled` or `stopped`."""
+        self.look(now=True)
         self.recorder.flush()
         self._journal.add(self._run, kind)

@@ -23,6 +23,22 @@ class SubtaskView(msgspec.Struct, frozen=True):
     busy: float
     backpressured: float
     idle: float
+    in_rate: float = 0.0
+    """Rows per second, as the two that follow, and over the newest epochs."""
+    out_rate: float = 0.0
+    timer_rate: float = 0.0
+    busy_ms: float = 0.0
+    backpressured_ms: float = 0.0
+    """Since the run began, as the rows."""
+
+
+class EndView(msgspec.Struct, frozen=True):
+    """A source or a sink: rows since the run began, and per second over the newest epochs; None if nobody counts."""
+
+    id: str
+    kind: str
+    rows: int | None = None
+    rate: float | None = None
 
 
 class StateView(msgspec.Struct, frozen=True):
@@ -53,6 +69,14 @@ class OperatorView(msgspec.Struct, frozen=True):
     @property
     def rows_out(self) -> int:
         return sum(subtask.rows_out for subtask in self.subtasks)
+
+    @property
+    def in_rate(self) -> float:
+        return sum(subtask.in_rate for subtask in self.subtasks)
+
+    @property
+    def out_rate(self) -> float:
+        return sum(subtask.out_rate for subtask in self.subtasks)
 
     @property
     def timers(self) -> int:
@@ -184,6 +208,8 @@ class JobView(msgspec.Struct, frozen=True):
     operators: list[OperatorView]
     graph: list[Vertex]
     """Every vertex after those that it reads."""
+    ends: dict[str, EndView]
+    """The sources and sinks of the graph."""
     epochs: list[EpochStats]
     """Oldest first, at most some thousand."""
     checkpoints: CheckpointsView
@@ -206,6 +232,9 @@ class JobView(msgspec.Struct, frozen=True):
     def exceptions(self) -> list[Event]:
         """Newest first."""
         return [event for event in reversed(self.events) if event.kind in ("failed", "restarting")]
+
+    def vertex(self, name: str) -> Vertex | None:
+        return next((vertex for vertex in self.graph if vertex.id == name), None)
 
     def operator(self, uid: str) -> OperatorView | None:
         return next((operator for operator in self.operators if operator.uid == uid), None)

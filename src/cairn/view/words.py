@@ -39,6 +39,13 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def rate(per_second: float) -> str:
+    """Things per second: 0.25, 3.1, 950, 12.3 k."""
+    if 0 < per_second < 10:
+        return f"{per_second:.2g}"
+    return count(per_second)
+
+
 def when(millis: float) -> str:
     """A moment, in UTC."""
     if millis <= 0:

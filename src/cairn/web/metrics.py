@@ -86,10 +86,19 @@ OPERATOR_GAUGES: tuple[tuple[str, str, _OperatorValue], ...] = (
     ("cairn_operator_parallelism", "Subtasks of the operator.", lambda op: op.parallelism),
 )  # fmt: skip
 OPERATOR_COUNTERS: tuple[tuple[str, str, _OperatorValue], ...] = (
-    ("cairn_operator_records_in", "Rows in, since the run began (numRecordsIn).", lambda op: op.rows_in),
-    ("cairn_operator_records_out", "Rows out, since the run began (numRecordsOut).", lambda op: op.rows_out),
+    (
+        "cairn_operator_records_in",
+        "Rows in, since the run began (numRecordsIn); of operators and sinks.",
+        lambda op: op.rows_in,
+    ),
+    (
+        "cairn_operator_records_out",
+        "Rows out, since the run began (numRecordsOut); of operators and sources.",
+        lambda op: op.rows_out,
+    ),
     ("cairn_operator_timers_fired", "Timers fired, since the run began.", lambda op: op.timers),
 )
+_COUNTED_BY = {"source": "cairn_operator_records_out", "sink": "cairn_operator_records_in"}
 JOB_COUNTERS: tuple[tuple[str, str, Callable[[JobView], float]], ...] = (
     ("cairn_job_restarts", "Runs after one that failed or crashed (numRestarts).", lambda job: job.restarts),
     ("cairn_job_starts", "Runs that somebody began, restarts after a failure left out.", lambda job: job.starts),
@@ -135,6 +144,9 @@ def families(jobs: Iterable[JobView]) -> Iterator[Metric]:
         for job in found:
             for operator in job.operators:
                 counter.add_metric([job.job_id, operator.uid], value_of(operator))
+            for end in job.ends.values():
+                if end.rows is not None and name == _COUNTED_BY[end.kind]:
+                    counter.add_metric([job.job_id, end.id], end.rows)
         yield counter
 
 

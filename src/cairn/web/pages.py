@@ -51,7 +51,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "size": words.size, "duration": words.duration, "count": words.count, "when": words.when,
+        "size": words.size, "duration": words.duration, "count": words.count, "rate": words.rate, "when": words.when,
         "percent": words.percent,
     }  # fmt: skip
     made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
