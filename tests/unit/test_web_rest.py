@@ -68,6 +68,9 @@ def test_jobs_have_flinks_shape(web: TestClient) -> None:
     assert vertices["source-0"]["metrics"]["write-records-per-second"] == pytest.approx(20 * 40 / 19.54, abs=0.01)
     assert vertices["out"]["metrics"]["read-records"] == 2280
     assert not vertices["source-1"]["metrics"]["write-records-complete"]  # nobody counts
+    assert vertices["source-0"]["metrics"]["read-records-complete"]
+    assert not vertices["clean"]["metrics"]["read-records-complete"]
+    assert not vertices["clean"]["metrics"]["write-records-complete"]
     nodes = {node["id"]: node for node in detail["plan"]["nodes"]}
     assert [node["kind"] for node in nodes.values()] == ["source", "source", "function", "operator", "sink", "sink"]
     assert nodes[UID]["inputs"][1] == {

@@ -119,7 +119,7 @@ def checkpoint(info: CheckpointInfo) -> Document:
         "alignment_buffered": 0,
         "processed_data": 0,
         "persisted_data": info.in_flight_bytes,
-        "num_subtasks": len(subtasks) or info.parts,
+        "num_subtasks": info.total or info.parts,
         "num_acknowledged_subtasks": _acknowledged(info, subtasks),
         "tasks": {operator.uid: task(operator, info) for operator in info.operators},
     }
@@ -149,7 +149,7 @@ def task(operator: OperatorStats, info: CheckpointInfo) -> Document:
         "checkpointed_size": sum(s.written_bytes for s in operator.subtasks),
         "state_size": sum(s.full_bytes for s in operator.subtasks),
         "end_to_end_duration": max((_since(info, s) for s in operator.subtasks), default=0),
-        "num_subtasks": len(acks),
+        "num_subtasks": operator.total,
         "num_acknowledged_subtasks": _acknowledged(info, operator.subtasks),
     }
 
@@ -178,7 +178,7 @@ def subtasks(operator: OperatorStats, info: CheckpointInfo) -> Document:
         "subtasks": [
             {
                 "index": s.index,
-                "status": info.status.value,
+                "status": "completed",
                 "ack_timestamp": s.ack_ms,
                 "end_to_end_duration": _since(info, s),
                 "checkpointed_size": s.written_bytes,
@@ -191,6 +191,11 @@ def subtasks(operator: OperatorStats, info: CheckpointInfo) -> Document:
                 "aborted": info.status.value == "FAILED",
             }
             for s in rows
+        ]
+        + [
+            {"index": index, "status": "pending_or_failed"}
+            for index in range(operator.total)
+            if index not in {s.index for s in rows}
         ],
     }
 

@@ -328,6 +328,7 @@ def _restores(events: Sequence[Event]) -> list[RestoreView]:
                 parallelism,
                 before,
                 float(told.get("duration_ms", 0.0)),
+                told.get("after_failure"),
             )
         )
         before = parallelism

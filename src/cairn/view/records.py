@@ -162,6 +162,8 @@ class RestoreView(msgspec.Struct, frozen=True):
     before: int
     """The parallelism of the run before, or 0."""
     duration_ms: float = 0.0
+    after_failure: bool | None = None
+    """Whether the run before failed or crashed; None if that was not told."""
 
     @property
     def rescaled(self) -> bool:

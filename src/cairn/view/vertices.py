@@ -60,7 +60,8 @@ def metrics(job: JobView, told: Vertex) -> Document:
             "read-records-per-second": round(operator.in_rate, 3),
             "write-records-per-second": round(operator.out_rate, 3),
         }
-    made = _metrics(0 if source else rows, rows if source else 0, [], job)
+    none = 0 if end is not None else None
+    made = _metrics(none if source else rows, rows if source else none, [], job)
     if rate is not None:
         made["write-records-per-second" if source else "read-records-per-second"] = rate
     return made

@@ -57,5 +57,10 @@ def ago(millis: float, now_ms: float) -> str:
     return f"{duration(max(0.0, now_ms - millis))} ago" if millis > 0 else "-"
 
 
+def share(part: float) -> str:
+    """A share to three digits, for axes: 2.5%, 40%."""
+    return f"{100 * part:.3g}%"
+
+
 def percent(share: float) -> str:
     return f"{share:.0%}"

@@ -142,7 +142,7 @@ def _lines(job: JobView, vertex: Vertex) -> list[str]:
     operator = job.operator(vertex.id)
     if operator is None and vertex.kind == "source":
         kind, detail = source_words(vertex.name)
-        return [kind, "source", *([detail] if detail else []), *_flow(job, vertex.id, "out")]
+        return [kind, vertex.id, *([detail] if detail else []), *_flow(job, vertex.id, "out")]
     if operator is None and vertex.kind == "sink":
         return [vertex.name, f"uid {vertex.id}", "sink", *_flow(job, vertex.id, "in")]
     if operator is None:

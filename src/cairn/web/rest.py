@@ -373,6 +373,7 @@ def live(job: JobView) -> Document:
         "in-progress": job.checkpoints.in_progress,
         "completed": job.checkpoints.completed,
         "failed": job.checkpoints.failed,
+        "triggered": job.checkpoints.triggered,
     }
 
 
