@@ -68,6 +68,9 @@ def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(
     processed(job, 80)
     made = job.trigger_savepoint(str(lab.folder / "sp"))
     assert (made.type, made.status, made.epoch) == (CheckpointType.SAVEPOINT, CheckpointStatus.COMPLETED, 1)
+    held = [table for operator in read_savepoint(made.path).operators for table in operator.tables]
+    assert sum(table.size for table in held) == made.written_bytes == made.full_bytes < made.savepoint_bytes
+    assert all(0 < subtask.async_ms <= made.duration_ms for subtask in made.operators[0].subtasks)
     lab.feed(ROWS[80:160], files=2)
     processed(job, 160)
     again = job.trigger_savepoint(str(lab.folder / "sp"), request_id="mine")

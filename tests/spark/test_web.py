@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, numbered_rows
+from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 
-from cairn import FileSink, KeyedProcessFunction
+from cairn import FileSink, KeyedProcessFunction, NoopSink
 from cairn.errors import CairnError
 from cairn.view.health import health_of
 from cairn.view.journal import Journal
@@ -42,3 +42,31 @@ def test_failures_and_restarts_are_written_down(lab: Lab) -> None:
     assert [event.kind for event in view.exceptions] == ["failed", "restarting"]
     assert health_of(view).level == "bad"
     assert "&lt;b&gt;" in job._repr_html_() or "<b>broken" not in job._repr_html_()
+
+
+@pytest.mark.spark
+def test_sources_and_sinks_have_their_rows(lab: Lab) -> None:
+    """Spark's reports for sources, the files for sinks: also behind Spark SQL, and two sources at once."""
+    rows = numbered_rows(60, 5)
+    lab.feed(rows, files=2)
+    env = lab.env()
+    env.set_trigger(available_now=True)
+    stream = lab.stream(env)
+    other = env.from_df(lab.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).load())
+    stream.key_by("key").process(Oracle(), OUTPUT, uid="oracle").sink_to(NoopSink(), uid="all")
+    other.transform(lambda df: df.filter("value % 2 = 0")).sink_to(FileSink(str(lab.output)), uid="some")
+    job = env.execute_async("Ends")
+    assert job.await_termination(120)
+    view = JobReader(job.directory).view()
+    ends = [(vertex.name.split("[")[0].split("{")[0], view.ends.get(vertex.id)) for vertex in view.graph]
+    by_name = {name: end for name, end in ends if end is not None}
+    assert by_name["FileSource"].rows == len(rows)
+    brought = by_name["rate-micro-batch"].rows
+    assert brought is not None
+    assert brought % 7 == 0
+    written = view.ends["some"].rows
+    assert written is not None
+    assert 0 < written < brought
+    assert written == lab.spark.read.parquet(str(lab.output)).count()
+    assert view.ends["all"].rows == view.operators[0].rows_out > 0
+    assert (view.starts, view.restarts) == (1, 0)

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from tests.unit.coordinating import World, manifest
 
-from cairn.coordinator.statistics import operator_stats
+from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.statistics import Insight, by_subtask, operator_stats
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import OperatorState, TaskMetrics
+from cairn.view import documents
 
 
 @pytest.fixture
@@ -53,6 +56,35 @@ def test_a_subtask_has_acknowledged_when_its_snapshot_is_written() -> None:
     tasks = [("op", 0, TaskMetrics(rows_in=5, began_ms=1_010, ended_ms=1_050))]
     (subtask,) = operator_stats(operator, 128, tasks, 1_000, True, 400.0, 0).subtasks
     assert (subtask.ack_ms, subtask.async_ms) == (1_450, 400.0)
+
+
+def test_each_subtask_has_the_time_of_its_own_snapshot(tmp_path: Path) -> None:
+    ended = {group: 10.0 if group < 40 else 250.4 if group < 64 else 30.0 for group in range(128)}
+    assert by_subtask(ended, "op", 2, 128) == {("op", 0): 250.0, ("op", 1): 30.0}
+    assert by_subtask({}, "op", 1, 128) == {("op", 0): 0.0}, "nothing was written for it"
+    world = World(tmp_path)
+    insight = Insight(spent=lambda number: {("op", 0): 70.0, ("op", 1): 20.0})
+    world.coordinator = CheckpointCoordinator(
+        world.settings, world.store, JobFacts("job", "Job", 1), world.runner, None, world.failed.append,
+        world.clock, insight=insight,
+    )  # fmt: skip
+    world.commit(0)
+    request = world.coordinator.request(full=True)
+    world.step()
+    world.runner.started[1]({"op": []})
+    world.step(90)
+    found = request.wait(0).operators[0].subtasks
+    assert [subtask.async_ms for subtask in found] == [70.0, 20.0]
+
+
+def test_an_unaligned_checkpoint_keeps_so_many_bytes_of_what_is_in_flight(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=True, aligned_timeout_ms=0)
+    world.commit(0)
+    world.coordinator.epoch_began(1, "offsets of 1")
+    request = world.coordinator.request()
+    world.step()
+    told = documents.checkpoint(request.wait(0))
+    assert (told["checkpoint_type"], told["persisted_data"]) == ("UNALIGNED_CHECKPOINT", len("offsets of 1"))
 
 
 def test_periodic_triggers_keep_interval_pause_and_concurrency(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import plan_expiry
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
+from cairn.view import documents
 
 
 @dataclass
@@ -50,7 +51,10 @@ class Writer:
         if self.fail is not None:
             raise self.fail
         order, cut = self.orders[number]
-        made = WrittenSavepoint(f"{order.directory}/savepoint-{number}", 777, cut.epoch, order.drained)
+        sizes = {("op", 0): 500, ("op", 1): 200}
+        made = WrittenSavepoint(
+            f"{order.directory}/savepoint-{number}", 777, cut.epoch, order.drained, sizes, {("op", 1): 9.0}
+        )
         self.complete_ones[order.request] = made
         return made
 
@@ -104,6 +108,10 @@ def test_a_savepoint_is_cut_written_completed_and_remembered(world: World) -> No
     info = request.wait(0)
     assert (info.id, info.status, info.type) == (1, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT)
     assert (info.epoch, info.path, info.savepoint_bytes, info.duration_ms) == (4, "/sp/savepoint-1", 777, 40)
+    told = documents.checkpoint(info)
+    assert (told["checkpointed_size"], told["state_size"], told["savepoint_size"]) == (700, 700, 777)
+    assert told["checkpointed_size"] == sum(task["checkpointed_size"] for task in told["tasks"].values())
+    assert [(s.written_bytes, s.async_ms) for s in info.operators[0].subtasks] == [(500, 0.0), (200, 9.0)]
     assert world.store.numbers() == [], "it is no checkpoint of the job"
     assert [(i.id, i.discarded) for i in world.store.history()] == [(1, False)]
     assert world.coordinator.take_notices() == [], "functions hear of checkpoints only"

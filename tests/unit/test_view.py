@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,15 @@ from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import TaskMetrics
 from cairn.runtime.snapshots import open_snapshot
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore, Totals
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import documents, state
 from cairn.view.health import health_of
 from cairn.view.journal import EpochRecorder, Event, Journal
-from cairn.view.reading import JobReader, find_readers, no_such_job, spread
+from cairn.view.lives import Lives, lives_of, next_life
+from cairn.view.reading import JobReader, end_of, find_readers, no_such_job, spread
+from cairn.view.topology import Link, Vertex
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_finished_job_is_told_from_its_files(job: Path) -> None:
     view = JobReader(str(job)).view()
-    assert (view.job_id, view.status, view.run, view.restarts) == (JOB, "FINISHED", 7, 6)
+    assert (view.job_id, view.status, view.run, view.starts, view.restarts) == (JOB, "FINISHED", 7, 6, 1)
     assert view.ended_ms > 0
     assert not view.running
     assert [operator.uid for operator in view.operators] == [UID]
@@ -49,7 +53,7 @@ def test_a_finished_job_is_told_from_its_files(job: Path) -> None:
 def test_the_checkpoints_are_counted_by_what_became_of_them(job: Path) -> None:
     told = JobReader(str(job)).view().checkpoints
     assert [found.id for found in told.history] == [5, 4, 3, 2, 1]
-    assert (told.count("COMPLETED"), told.count("FAILED"), told.restored) == (4, 1, 1)
+    assert (told.completed, told.failed, told.restored) == (4, 1, 1)
     latest, savepoint, failed = (
         told.latest("COMPLETED"),
         told.latest("COMPLETED", savepoint=True),
@@ -146,6 +150,58 @@ def test_the_history_is_bounded_and_read_once(tmp_path: Path) -> None:
     assert store.history() == first
 
 
+def test_checkpoints_are_counted_over_the_whole_life_of_the_job(tmp_path: Path) -> None:
+    files = LocalFileSystem(str(tmp_path))
+    failed = {"status": CheckpointStatus.FAILED, "path": ""}
+    for first in (1, 6):  # each life has a store of its own
+        store = CheckpointStore(files, history_kept=3)
+        for number in range(first, first + 5):
+            store.remember(info(number, START, **(failed if number % 5 == 2 else {})))
+    assert [found.id for found in store.history()] == [10, 9, 8]
+    assert store.totals() == Totals(completed=8, failed=2)
+    assert CheckpointStore(files).totals() == Totals(completed=8, failed=2)
+
+
+def test_a_history_of_before_they_were_counted_is_counted_as_it_is(tmp_path: Path) -> None:
+    store = CheckpointStore(LocalFileSystem(str(tmp_path)))
+    for number in (1, 2):
+        store.files.create(layout.history_path(number), msgspec.json.encode(info(number, START)))
+    assert store.totals() == Totals(completed=2)
+    store.remember(info(3, START))
+    assert CheckpointStore(store.files).totals() == Totals(completed=3)
+
+
+def test_a_restart_follows_on_a_failure_and_a_start_does_not(tmp_path: Path) -> None:
+    journal = Journal(LocalFileSystem(str(tmp_path)))
+    expected = []
+    for run, (end, alive, again) in enumerate(
+        [
+            ("finished", False, False),  # the first start of all
+            ("restarting", False, False),
+            ("failed", True, True),  # in the same process
+            ("", False, True),
+            ("", False, True),  # the one before crashed
+            ("stopped", True, False),  # the one before lives: it was taken over
+        ],
+        1,
+    ):
+        told = next_life(journal.events(), alive, 1000 * run)
+        journal.add(run, "started", **told)
+        if end:
+            journal.add(run, end)
+        expected.append((told["after_failure"], again))
+    assert [told for told, _ in expected] == [wanted for _, wanted in expected]
+    assert lives_of(journal.events()) == Lives(starts=3, restarts=3, begun_ms=6000)
+    # The oldest events are let go, and nothing is forgotten with them.
+    assert lives_of(journal.events()[-2:]) == Lives(starts=3, restarts=3, begun_ms=6000)
+
+
+def test_restarts_of_an_earlier_release_are_counted_by_how_the_runs_ended() -> None:
+    kinds = [(1, "started"), (1, "restarting"), (2, "started"), (2, "stopped"), (3, "started"), (4, "started")]
+    events = [Event(1000 * at, run, kind) for at, (run, kind) in enumerate(kinds, 1)]
+    assert lives_of(events) == Lives(starts=2, restarts=2, begun_ms=5000)
+
+
 def test_a_failed_checkpoint_tells_its_cause(job: Path) -> None:
     told = documents.checkpoint(JobReader(str(job)).checkpoint(3))
     assert (told["status"], told["failure_message"], told["failure_reason"]) == ("FAILED", EVIL, "CHECKPOINT_EXPIRED")
@@ -238,6 +294,36 @@ def test_epochs_are_written_down_in_chunks_and_summed_by_run(tmp_path: Path) -> 
     load = second.epochs[0].operators[UID][0]
     assert (load.busy_ms, load.backpressured_ms) == (70.0, 20.0)
     assert [e.epoch for e in recorder.epochs()] == [0, 1, 2, 3]
+
+
+def test_rows_of_sources_come_after_their_epoch_and_count_for_it(tmp_path: Path) -> None:
+    recorder = EpochRecorder(Journal(LocalFileSystem(str(tmp_path))))
+    recorder.begin(1)
+    for epoch in range(3):
+        recorder.record(dataclasses.replace(report(epoch), sinks={"out": 4}))
+    recorder.note(1, {"source-0": 7})
+    recorder.note(2, {"source-0": 5})
+    recorder.note(9, {"source-0": 1})  # an epoch that nobody knows counts all the same
+    assert [epoch.ends for epoch in recorder.epochs()] == [
+        {"out": 4}, {"out": 4, "source-0": 7}, {"out": 4, "source-0": 5},
+    ]  # fmt: skip
+    assert recorder.ends() == {"out": 12, "source-0": 13}
+    recorder.flush()
+    (chunk,) = Journal(LocalFileSystem(str(tmp_path))).chunks()
+    assert (chunk.ends, chunk.epochs[1].ends["source-0"]) == ({"out": 12, "source-0": 13}, 7)
+    recorder.begin(2)
+    assert recorder.ends() == {}
+
+
+def test_a_sink_that_does_not_count_gets_what_its_operator_puts_out(job: Path) -> None:
+    view = JobReader(str(job)).view()
+    link = [Link(UID)]
+    whole = end_of(Vertex("a", "sink", "noop", link, whole=True), view.operators, view.epochs, {})
+    assert (whole.rows, whole.rate) == (view.operators[0].rows_out, view.operators[0].out_rate)
+    assert end_of(Vertex("a", "sink", "noop", link), view.operators, view.epochs, {}).rows is None
+    assert view.ends["source-0"].rows == 2400
+    assert view.ends["source-0"].rate == pytest.approx(800 / 19.54, abs=0.01)
+    assert view.ends["source-1"].rate is None
 
 
 def test_a_journal_that_cannot_be_written_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

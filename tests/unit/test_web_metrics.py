@@ -34,12 +34,18 @@ def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 def test_the_values_are_those_of_the_job(text: str) -> None:
     found = samples(text)
     assert found["cairn_job_running"] == {(JOB,): 1}
-    assert found["cairn_job_restarts_total"] == {(JOB,): 6}
+    assert found["cairn_job_restarts_total"] == {(JOB,): 1}
+    assert found["cairn_job_starts_total"] == {(JOB,): 6}
+    assert [state for (_, state), value in found["cairn_job_state"].items() if value] == ["RUNNING"]
+    assert len(found["cairn_job_state"]) == 8
+    assert found["cairn_job_start_timestamp_seconds"][(JOB,)] > 1.7e9
     assert found["cairn_last_checkpoint_id"] == {(JOB,): 4}
     assert found["cairn_last_checkpoint_duration_seconds"] == {(JOB,): pytest.approx(0.034)}
     assert found["cairn_checkpoint_interval_seconds"] == {(JOB,): 10}
-    assert found["cairn_checkpoints"] == {(JOB, "completed"): 4, (JOB, "failed"): 1, (JOB, "in_progress"): 0}
-    assert found["cairn_operator_records_in_total"] == {(JOB, UID): 2400}
+    assert found["cairn_checkpoints_total"] == {(JOB, "completed"): 4, (JOB, "failed"): 1}
+    assert found["cairn_checkpoints_in_progress"] == {(JOB,): 0}
+    assert found["cairn_operator_records_in_total"] == {(JOB, UID): 2400, (JOB, "out"): 2280}
+    assert found["cairn_operator_records_out_total"] == {(JOB, UID): 2400, (JOB, "source-0"): 2400}
     assert found["cairn_operator_busy_ratio"][JOB, UID] == pytest.approx(0.409, abs=0.001)
 
 
@@ -52,7 +58,7 @@ def test_each_metric_has_a_help_text_and_a_unit(text: str) -> None:
 
 def test_labels_are_these_and_never_a_key(text: str) -> None:
     labels = {n for f in text_string_to_metric_families(text) for s in f.samples for n in s.labels}
-    assert labels == {"job", "operator", "result"}
+    assert labels == {"job", "operator", "result", "state"}
     assert "user-3" not in text
 
 
@@ -85,7 +91,9 @@ def test_the_dashboard_has_panels_that_do_not_overlap() -> None:
 def test_each_alert_says_what_happened_and_what_to_do() -> None:
     groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
-    assert {"CairnNoCheckpoint", "CairnCheckpointsFail", "CairnStateGrows"} <= {rule["alert"] for rule in rules}
+    assert {"CairnNoCheckpoint", "CairnCheckpointsFail", "CairnStateGrows", "CairnJobGone"} <= {
+        rule["alert"] for rule in rules
+    }
     for rule in rules:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert set(rule["annotations"]) == {"summary", "action"}

@@ -6,12 +6,14 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 from tests.unit.test_web_rest import client_of
 from tests.unit.webjob import JOB, START, UID, info, make_job
 
 from cairn.config import WebSettings
+from cairn.model.checkpoint import CheckpointStatus
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import words
@@ -103,6 +105,51 @@ def test_the_overview_answers_is_it_fine(web: TestClient) -> None:
     assert "three intervals" in text
     assert "Backpressured (max): 10%" in text
     assert "Epoch and checkpoint duration" in text
+    assert "out 2,400 rows" in text
+    assert "in 2,280 rows" in text
+
+
+def test_charts_that_are_read_together_have_one_time_axis(root: Path) -> None:
+    view = JobReader(str(root / JOB)).view()
+    made = charts.job_charts(view)
+    assert len(made) == 5
+    axes = {tuple(re.findall(r'<text class="time [a-z]+"[^>]*>([^<]*)<', str(chart))) for chart in made}
+    assert len(axes) == 1, axes
+    assert "busy: 40%" in str(made[1])
+    assert "rows in from 72 to 80" in str(charts.operator_charts(view, UID)[1])
+
+
+def test_an_operator_shows_how_its_rows_are_spread(web: TestClient) -> None:
+    text = web.get(f"/jobs/{JOB}/operators/{UID}").text
+    assert "Share of rows" in text
+    assert re.search(r'aria-label="share of rows"></meter> 75%', text)
+    assert "backpressured" in text
+
+
+def test_a_checkpoint_tells_who_has_not_acknowledged(tmp_path: Path) -> None:
+    folder = make_job(tmp_path)
+    told = info(6, START + 60_000)
+    half = msgspec.structs.replace(told.operators[0], subtasks=told.operators[0].subtasks[:1], parallelism=2)
+    running = info(6, START + 60_000, status=CheckpointStatus.IN_PROGRESS, end_ms=0, path="", operators=[half])
+    CheckpointStore(LocalFileSystem(str(folder))).remember(running)
+    web = client_of(tmp_path)
+    told_json = web.get(f"/api/v1/jobs/{JOB}/checkpoints/details/6").json()
+    assert (told_json["num_acknowledged_subtasks"], told_json["num_subtasks"]) == (1, 2)
+    part = web.get(f"/api/v1/jobs/{JOB}/checkpoints/details/6/subtasks/{UID}").json()
+    assert part["subtasks"][1] == {"index": 1, "status": "pending_or_failed"}
+    page = web.get(f"/jobs/{JOB}/checkpoints/6").text
+    assert "not yet" in page
+    assert "Acknowledged 1/2 (50%)" in page
+    assert f"/jobs/{JOB}/checkpoints/5" in page
+    assert "1/2 (50%)" in web.get(f"/jobs/{JOB}/checkpoints/history").text
+
+
+def test_a_job_that_has_ended_says_what_it_would_go_on_from(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    text = client_of(tmp_path).get(f"/jobs/{JOB}").text
+    assert "The job has finished." in text
+    assert "goes on after epoch 4" in text
+    assert "Its newest savepoint is" in text
 
 
 def test_buttons_show_their_commands_and_a_read_only_page_has_none(web: TestClient, root: Path) -> None:

@@ -60,11 +60,23 @@ def test_jobs_have_flinks_shape(web: TestClient) -> None:
     told = get(web, "/jobs/overview")["jobs"][0]
     assert {"jid", "name", "state", "start-time", "end-time", "duration", "last-modification", "tasks"} <= set(told)
     detail = get(web, f"/jobs/{JOB}")
-    assert detail["vertices"][0]["metrics"]["read-records"] == 2400
+    vertices = {vertex["id"]: vertex for vertex in detail["vertices"]}
+    assert list(vertices) == ["source-0", "source-1", "clean", UID, "out", "late-out"]
+    assert vertices[UID]["metrics"]["read-records"] == 2400
+    assert vertices[UID]["tasks"]["running"] == vertices[UID]["parallelism"] == 2
+    assert vertices["source-0"]["metrics"]["write-records"] == 2400
+    assert vertices["source-0"]["metrics"]["write-records-per-second"] == pytest.approx(20 * 40 / 19.54, abs=0.01)
+    assert vertices["out"]["metrics"]["read-records"] == 2280
+    assert not vertices["source-1"]["metrics"]["write-records-complete"]  # nobody counts
+    assert vertices["source-0"]["metrics"]["read-records-complete"]
+    assert not vertices["clean"]["metrics"]["read-records-complete"]
+    assert not vertices["clean"]["metrics"]["write-records-complete"]
     nodes = {node["id"]: node for node in detail["plan"]["nodes"]}
     assert [node["kind"] for node in nodes.values()] == ["source", "source", "function", "operator", "sink", "sink"]
-    assert nodes[UID]["inputs"][1] == {"num": 1, "id": "source-1", "ship_strategy": "BROADCAST"}
-    assert nodes["late-out"]["inputs"] == [{"num": 0, "id": UID, "ship_strategy": "FORWARD", "side_output": "late"}]
+    assert nodes[UID]["inputs"][1] == {
+        "num": 1, "id": "source-1", "ship_strategy": "BROADCAST", "exchange": "pipelined_bounded",
+    }  # fmt: skip
+    assert nodes["late-out"]["inputs"][0]["side_output"] == "late"
 
 
 def test_checkpoints_have_flinks_shape(web: TestClient) -> None:
@@ -85,11 +97,57 @@ def test_checkpoints_have_flinks_shape(web: TestClient) -> None:
 def test_operators_metrics_and_exceptions(web: TestClient) -> None:
     assert get(web, f"/jobs/{JOB}/vertices/{UID}")["subtasks"][1]["read-records"] == 600
     assert get(web, f"/jobs/{JOB}/vertices/{UID}/backpressure")["backpressureLevel"] == "low"
-    assert {"id": "numRestarts", "value": "6"} in get(web, f"/jobs/{JOB}/metrics?get=numRestarts,lastCheckpointSize")
+    assert {"id": "numRestarts", "value": "1"} in get(web, f"/jobs/{JOB}/metrics?get=numRestarts,lastCheckpointSize")
     assert {"id": "lastCheckpointDuration"} in get(web, f"/jobs/{JOB}/metrics")
     assert EVIL in get(web, f"/jobs/{JOB}/exceptions")["exceptionHistory"]["entries"][0]["stacktrace"]
     assert get(web, f"/jobs/{JOB}/rescales/history")["history"][0]["rescaled"] is True
     assert len(get(web, f"/jobs/{JOB}/epochs?limit=5")["epochs"]) == 5
+
+
+METRICS = f"/jobs/{JOB}/vertices/{UID}/metrics"
+SUBTASKS = f"/jobs/{JOB}/vertices/{UID}/subtasks/metrics"
+
+
+def test_metrics_of_vertices_have_flinks_shape(web: TestClient) -> None:
+    assert {"id": "1.numRecordsIn"} in get(web, METRICS)
+    assert get(web, f"{METRICS}?get=0.numRecordsIn,1.numRecordsIn,2.none") == [
+        {"id": "0.numRecordsIn", "value": "1800"},
+        {"id": "1.numRecordsIn", "value": "600"},
+    ]
+    busy = get(web, f"{METRICS}?get=0.busyTimeMsPerSecond,0.idleTimeMsPerSecond,0.backPressuredTimeMsPerSecond")
+    assert sum(float(entry["value"]) for entry in busy) == pytest.approx(1000, abs=1)
+    assert {"id": "numRecordsOut"} in get(web, SUBTASKS)
+    assert get(web, f"{SUBTASKS}?get=numRecordsIn") == [
+        {"id": "numRecordsIn", "min": 600, "max": 1800, "avg": 1200, "sum": 2400, "skew": 50}
+    ]
+    assert get(web, f"{SUBTASKS}?get=numRecordsIn&agg=max,sum&subtasks=1-3") == [
+        {"id": "numRecordsIn", "max": 600, "sum": 600}
+    ]
+    assert get(web, f"/jobs/{JOB}/vertices/{UID}/subtasks/1/metrics?get=numRecordsIn") == [
+        {"id": "numRecordsIn", "value": "600"}
+    ]
+    assert get(web, f"/jobs/{JOB}/vertices/source-0/metrics?get=0.numRecordsOut")[0]["value"] == "2400"
+    assert get(web, f"/jobs/{JOB}/vertices/out/subtasks/metrics?get=numRecordsIn&agg=sum")[0]["sum"] == 2280
+    assert get(web, f"/jobs/{JOB}/vertices/clean/metrics") == []  # nobody counts
+    watermarks = get(web, f"/jobs/{JOB}/vertices/{UID}/watermarks")
+    assert [entry["id"] for entry in watermarks] == ["0.currentInputWatermark", "1.currentInputWatermark"]
+    assert get(web, f"/jobs/{JOB}/vertices/source-0/watermarks") == []
+    told = get(web, f"/jobs/{JOB}/vertices/{UID}/backpressure")
+    assert (told["status"], told["subtasks"][0]["backpressure-level"]) == ("ok", "low")
+    assert get(web, f"/jobs/{JOB}/vertices/out/backpressure") == {"status": "deprecated", "subtasks": []}
+    assert get(web, f"/jobs/{JOB}/vertices/out")["subtasks"] == []
+
+
+def test_jobs_are_told_of_in_one_word_and_drawn_together(web: TestClient) -> None:
+    assert get(web, f"/jobs/{JOB}/status") == {"status": "RUNNING"}
+    executes = get(web, f"/jobs/{JOB}/config")
+    assert executes["execution-config"]["job-parallelism"] == 2
+    assert executes["execution-config"]["user-config"]["interval"] == "10000"
+    assert {"id": "numRestarts"} in get(web, "/jobs/metrics")
+    drawn = get(web, f"/jobs/metrics?get=numRestarts,lastCheckpointExternalPath&agg=sum&jobs={JOB}")
+    assert drawn == [{"id": "numRestarts", "sum": 1}]  # a path cannot be added up
+    assert get(web, "/overview")["jobs-running"] == get(web, "/overview")["taskmanagers"] == 1
+    assert get(web, "/config")["features"]["web-cancel"] is True
 
 
 def test_state_by_key_and_between_checkpoints(web: TestClient) -> None:
@@ -133,6 +191,11 @@ def test_one_event_of_the_stream(web: TestClient) -> None:
         (f"/jobs/{JOB}/checkpoints/details/{10**30}", 422),
         (f"/jobs/{JOB}/checkpoints?limit=0", 422),
         (f"/jobs/{JOB}/vertices/none", 404),
+        (f"/jobs/{JOB}/vertices/none/metrics", 404),
+        (f"/jobs/{JOB}/vertices/{UID}/subtasks/9/metrics", 404),
+        (f"/jobs/{JOB}/vertices/{UID}/subtasks/metrics?get=numRecordsIn&agg=median", 400),
+        (f"/jobs/{JOB}/vertices/{UID}/subtasks/metrics?subtasks=one", 400),
+        ("/jobs/metrics?jobs=nothing", 404),
         (f"/jobs/{JOB}/state/none", 404),
         (f"/jobs/{JOB}/state/{UID}/none/key?key=a", 404),
         (f"/jobs/{JOB}/state/{UID}/total/key", 422),
@@ -306,6 +369,20 @@ def test_a_savepoint_is_asked_for_once_for_a_trigger_id(running: Path) -> None:
         other = post(web, "/stop", {"triggerId": "mine"}, **BEARER)
         assert other.status_code == 409
     assert job.asked == [{"action": "savepoint", "dir": path, "id": "mine"}]
+
+
+def test_an_empty_body_asks_for_what_is_configured(running: Path) -> None:
+    web = client_of(running.parent)
+    with Answering(running, {"done": True}) as job:
+        for path, poll in (("/checkpoints", "checkpoints"), ("/savepoints", "savepoints"), ("/stop", "savepoints")):
+            told = web.post(f"/api/v1/jobs/{JOB}{path}", headers=BEARER)
+            assert told.status_code == 202, told.text
+            settled(web, f"/jobs/{JOB}/{poll}/{told.json()['request-id']}")
+    assert [{k: v for k, v in question.items() if k != "id"} for question in job.asked] == [
+        {"action": "checkpoint", "full": None},
+        {"action": "savepoint", "dir": None},
+        {"action": "stop", "dir": None, "drain": False},
+    ]
 
 
 def test_stop_cancel_and_checkpoint_are_asked_for_in_the_jobs_words(running: Path) -> None:

@@ -104,11 +104,24 @@ def make_job(root: Path, *, ended: str = "finished", pid: int | None = None, sav
     journal.add(run, "started", config=config, parallelism=2, sinks=sinks, graph=GRAPH, **origin)
     loads = [SubtaskLoad(30, 30, 5, 1, 400.0, 100.0), SubtaskLoad(10, 10, 2, 0, 100.0, 0.0)]
     epochs = [
-        EpochStats(n, run, START + n * 1000, 500.0 + n, 40, 40, 7, 2048, START - 5000, START + n * 1000, {UID: loads})
+        EpochStats(
+            n,
+            run,
+            START + n * 1000,
+            500.0 + n,
+            40,
+            40,
+            7,
+            2048,
+            START - 5000,
+            START + n * 1000,
+            {UID: loads},
+            {"source-0": 40, "out": 38},
+        )
         for n in range(60)
     ]
     totals = {UID: [SubtaskLoad(1800, 1800, 5, 60, 0, 0), SubtaskLoad(600, 600, 2, 0, 0, 0)]}
-    journal.add_chunk(Chunk(run, epochs, totals))
+    journal.add_chunk(Chunk(run, epochs, totals, {"source-0": 2400, "out": 2280}))
     if ended:
         journal.add(run, ended, "it is over" if ended == "failed" else "")
     return folder

@@ -79,6 +79,7 @@ def make_coordinator(
             progress.acknowledged,
             snapshots.written,
             progress.alignment,
+            snapshots.spent,
         ),
     )
 

@@ -29,6 +29,7 @@ from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
 from cairn.api.planning import JobShape, RestorePlan
 from cairn.api.probing import probe
+from cairn.api.progress import SourceRows
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
 from cairn.api.requests import actions_of
@@ -322,6 +323,7 @@ class StreamExecutionEnvironment:
     def _start(self, handle: JobHandle, files: LocalFileSystem, recovered: Recovered, settings: Settings) -> None:
         spark = self.spark
         frame, readers = final_frame(self._sinks)
+        names = self._source_names(frame)
         manifest = recovered.manifest
         spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
         run = recovered.run.run
@@ -347,18 +349,22 @@ class StreamExecutionEnvironment:
             compactor=compactor,
             listener=batches.listening(handle._on_epoch),
             checkpoints=coordinator,
-            source_names=self._source_names(frame),
+            source_names=names,
         )
         with query_settings(spark):
             frame = with_ticks(spark, frame) if self._timers else frame
             writer = frame.writeStream.foreachBatch(handle._guarded(batches.between(loop.run_epoch)))
             writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
             query = writer.start()
+        if handle._publisher is not None:
+            vertices = [(v["id"], v["name"]) for v in self._graph or () if v["kind"] == "source"]
+            handle._publisher.watch(SourceRows(query, names, vertices))
         control = Control(steady, coordinator, actions_of(handle))
 
         def between() -> None:
             control.serve()
             if handle._publisher is not None:
+                handle._publisher.look()
                 handle._publisher.recorder.due()
 
         watch = RunWatch(Runs(files), run, lambda error: handle._fail(error, query))

@@ -339,6 +339,7 @@ class JobHandle:
         if isinstance(failure, FencedError):
             return  # the directory is another run's now: nothing more is written there
         if failure is not None:
+            self._publisher.look(now=True)
             self._publisher.recorder.flush()
             self._publisher.failed(failure, restarting=False)
         else:

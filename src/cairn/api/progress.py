@@ -1,19 +1,20 @@
-"""What the checkpoint coordinator learns of a running epoch from Spark: who has acknowledged, and how long it aligned.
+"""What is learnt of epochs from Spark: who has acknowledged, how long it aligned, how many rows the sources brought.
 
-Nothing here is done by the stream's thread, and nothing in an epoch that no checkpoint asks about.
+Nothing here is done by the stream's thread.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
 
+from cairn.api.sources import is_again
 from cairn.coordinator.statistics import Tasks
 from cairn.model.manifest import TaskAck
 
@@ -91,3 +92,60 @@ def between_ends(
             if task.status() == "SUCCESS" and task.index() < data.numTasks() - 1
         ]
     return float(max(ends) - min(ends)) if ends else 0.0
+
+
+class SourceRows:
+    """Rows that the sources of a run bring, from the reports that Spark keeps of its newest batches."""
+
+    def __init__(
+        self, query: Any, names: Sequence[str], vertices: Sequence[tuple[str, str]], pause: float = 1.0
+    ) -> None:
+        """`names` are the sources in the order of Spark's positions, `vertices` ids and names in the job graph."""
+        self._query = query
+        self._places = places_of(names, vertices)
+        self._pause = pause
+        self._looked = -pause
+        self._last: tuple[int, str] | None = None
+        """Batch and time of the newest report that was read: one without rows may have the number of the next one."""
+
+    def news(self, now: bool = False) -> Iterator[tuple[int, dict[str, int]]]:
+        """Epochs that were reported since the last call, and the rows of their sources by vertex. At most once a second
+        unless it must be `now`."""
+        if not self._places or (not now and time.monotonic() - self._looked < self._pause):
+            return
+        self._looked = time.monotonic()
+        try:
+            found = self._read()
+        except Exception as error:  # noqa: BLE001 - the JVM may be gone, and a number is not worth a job
+            _log.debug("the rows of the sources cannot be told: %s", error)
+            return
+        yield from found
+
+    def _read(self) -> list[tuple[int, dict[str, int]]]:
+        newest = self._query._jsq.lastProgress()
+        if newest is None or (int(newest.batchId()), str(newest.timestamp())) == self._last:
+            return []
+        fresh = []
+        reports = self._query._jsq.recentProgress()
+        for place in range(len(reports) - 1, -1, -1):
+            report = reports[place]
+            if (int(report.batchId()), str(report.timestamp())) == self._last:
+                break
+            sources = report.sources()
+            rows = [int(sources[number].numInputRows()) for number in range(len(sources))]
+            fresh.append((int(report.batchId()), {v: rows[at] for v, at in self._places.items() if at < len(rows)}))
+        self._last = int(newest.batchId()), str(newest.timestamp())
+        return [(epoch, rows) for epoch, rows in reversed(fresh) if any(rows.values())]
+
+
+def places_of(names: Sequence[str], vertices: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Which of Spark's sources each vertex reads. Spark tells of a source that is used twice once; vertices of one name
+    read those of that name in turn, or all the same if there are fewer."""
+    told = [name for name in names if not is_again(name)]
+    found: dict[str, int] = {}
+    for number, (vertex, name) in enumerate(vertices):
+        alike = [place for place, known in enumerate(told) if known == name]
+        turn = sum(1 for _, other in vertices[:number] if other == name)
+        if alike:
+            found[vertex] = alike[min(turn, len(alike) - 1)]
+    return found

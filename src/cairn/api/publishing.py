@@ -8,14 +8,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cairn.api.progress import SourceRows
 from cairn.api.recovery import Recovered
 from cairn.config import Settings
 from cairn.coordinator.epochs import EpochReport
 from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.manifests import RunRecord, Runs
 from cairn.view.journal import Address, EpochRecorder, Journal
-from cairn.view.reading import JobReader
+from cairn.view.lives import next_life
+from cairn.view.reading import JobReader, alive
 from cairn.web.host import serve
 
 
@@ -53,6 +56,7 @@ class Publisher:
         self._url: str | None = None
         self._served = threading.Event()
         self._run = 0
+        self._rows: SourceRows | None = None
         self._status: Callable[[], str] = lambda: "CREATED"
         self._in_progress: Callable[[], list[CheckpointInfo]] = list
 
@@ -97,6 +101,8 @@ class Publisher:
     ) -> None:
         """A run begins. `path` is the snapshot that it was told to start from, if it was."""
         manifest, run = recovered.manifest, recovered.run
+        self.look(now=True)
+        self._rows = None
         self._run = run.run
         self.recorder.begin(run.run)
         restored = manifest is not None and manifest.run == run.run and manifest.restored > 0
@@ -111,6 +117,7 @@ class Publisher:
             "epoch": manifest.epoch if manifest is not None else -1,
             "parallelism": run.parallelism,
             "duration_ms": round(duration_ms, 1),
+            **self._life(run),
             "config": settings_facts(self._settings),
             "sinks": list(sinks),
             "graph": list(graph),
@@ -119,13 +126,32 @@ class Publisher:
         if self._url is not None:
             self._journal.add_address(Address(run.run, self._url, socket.gethostname(), os.getpid()))
 
+    def _life(self, run: RunRecord) -> dict[str, Any]:
+        """Whether this run comes after a failure. One whose process lives on was not lost but taken over."""
+        try:
+            events, before = self._journal.events(), Runs(self._files).record(run.run - 1)
+        except CairnError:  # statistics only; what cannot be written is told of
+            events, before = [], None
+        lives_on = before is not None and before.host == run.host and alive(before)
+        return next_life(events, lives_on, run.started_ms)
+
     def epoch(self, report: EpochReport) -> None:
         self.recorder.record(report)
+
+    def watch(self, rows: SourceRows) -> None:
+        """Where to look for the rows of this run's sources."""
+        self._rows = rows
+
+    def look(self, now: bool = False) -> None:
+        """Take in what Spark has reported. Called by a thread that may wait for Spark."""
+        for epoch, ends in self._rows.news(now) if self._rows is not None else ():
+            self.recorder.note(epoch, ends)
 
     def failed(self, error: CairnError, restarting: bool) -> None:
         self._journal.add(self._run, "restarting" if restarting else "failed", error.message, code=error.code)
 
     def ended(self, kind: str) -> None:
         """`finished`, `canceled` or `stopped`."""
+        self.look(now=True)
         self.recorder.flush()
         self._journal.add(self._run, kind)

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
@@ -23,7 +23,9 @@ from cairn.api.sources import copy_sources
 from cairn.coordinator.compaction import ranges_of
 from cairn.coordinator.parties import JobFacts, WrittenSavepoint
 from cairn.coordinator.pending import SavepointOrder
+from cairn.coordinator.statistics import by_subtask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, from_traceback
+from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
@@ -66,6 +68,15 @@ class _Writing:
     done: int = 0
     metadata: SavepointMetadata | None = None
     given_up: bool = False
+    since: float = field(default_factory=time.monotonic)
+    ended: dict[str, dict[int, float]] = field(default_factory=dict)
+    """By operator and key group: after how many milliseconds its tables were written."""
+
+    def spent(self, metadata: SavepointMetadata) -> dict[tuple[str, int], float]:
+        found: dict[tuple[str, int], float] = {}
+        for op in metadata.operators:
+            found |= by_subtask(self.ended.get(op.uid, {}), op.uid, op.parallelism, metadata.max_parallelism)
+        return found
 
 
 class SparkSavepoints:
@@ -123,7 +134,7 @@ class SparkSavepoints:
         name = layout.savepoint_name(self._facts.job_id, _token(order.request))
         writing = self._writing[number] = _Writing(folder, name, sum(map(len, work)))
         operators = [
-            assembled(operator, self._tables(number, writing, portion))
+            assembled(operator, self._tables(number, writing, operator.uid, portion))
             for operator, portion in zip(manifest.operators, work, strict=True)
         ]
         writing.metadata = SavepointMetadata(
@@ -158,10 +169,13 @@ class SparkSavepoints:
                     dispose(os.path.join(target, name))
         return SavepointFolder.begin(order.directory, f"{token}-{uuid.uuid4().hex[:8]}")
 
-    def _tables(self, number: int, writing: _Writing, work: Sequence[TableWork]) -> list[bytes]:
+    def _tables(self, number: int, writing: _Writing, uid: str, work: Sequence[TableWork]) -> list[bytes]:
         """Run the tasks. Returns all that they wrote."""
+        ended = writing.ended.setdefault(uid, {})
 
         def finished(piece: int) -> None:
+            groups = range(work[piece].first_group, work[piece].last_group + 1)
+            ended.update(dict.fromkeys(groups, (time.monotonic() - writing.since) * 1000))
             writing.done += 1
 
         written = self._background.run(
@@ -203,7 +217,8 @@ class SparkSavepoints:
         except BaseException:
             writing.folder.abort()
             raise
-        return WrittenSavepoint(path, _size(path, writing.metadata), writing.metadata.epoch)
+        told = writing.metadata
+        return WrittenSavepoint(path, _size(path, told), told.epoch, told.drained, _sizes(told), writing.spent(told))
 
     def cancel(self, number: int) -> None:
         writing = self._writing.get(number)
@@ -224,6 +239,16 @@ def _work(job_dir: str, manifest: Manifest, operator: OperatorState, target: str
     told = msgspec.msgpack.encode(operator)
     ranges = ranges_of(operator, manifest.max_parallelism)
     return [TableWork(job_dir, told, groups.start, groups.end, manifest.time_ms, target) for groups in ranges]
+
+
+def _sizes(metadata: SavepointMetadata) -> dict[tuple[str, int], int]:
+    """Bytes of the tables by operator and subtask: a file counts for the subtask of its first key group."""
+    found: dict[tuple[str, int], int] = {}
+    for operator in metadata.operators:
+        for file in (file for table in operator.tables for file in table.files):
+            place = operator.uid, subtask_of(file.first_group, operator.parallelism, metadata.max_parallelism)
+            found[place] = found.get(place, 0) + file.size
+    return found
 
 
 def _size(path: str, metadata: SavepointMetadata) -> int:

@@ -81,7 +81,9 @@ class FileSink(BaseSink):
         target = os.path.join(self.path, *stage.split("/"))
         frame.write.format(self.format).options(**self.options).mode("error").save(as_url(target))
         moves: list[dict[str, Any]] = []
-        for info in durable_parts(self._files, stage, self.format):
+        parts = durable_parts(self._files, stage, self.format)
+        self.rows = parts.rows
+        for info in parts:
             extension = info.path.rsplit("/", 1)[-1].split(".", 1)[1]
             final = f"part-{epoch:010d}-{self._token}-{attempt.rsplit('-', 1)[-1]}-{len(moves):05d}.{extension}"
             moves.append({"from": info.path, "to": final, "size": info.size})
@@ -174,6 +176,7 @@ class PrintSink(BaseSink):
         rows = frame.take(self.limit)
         total = frame.count() if len(rows) == self.limit else len(rows)
         self._held = {epoch: (rows, total)}
+        self.rows = total
 
     def commit(self, data: Any, epoch: int) -> None:
         rows, total = self._held.pop(epoch, ([], 0))

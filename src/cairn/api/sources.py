@@ -51,6 +51,10 @@ def again(number: int) -> str:
     return f"{_AGAIN}{number}"
 
 
+def is_again(name: str) -> bool:
+    return name.startswith(_AGAIN)
+
+
 def _origin(names: Sequence[str], number: int) -> int:
     """The number at which a source is mentioned first."""
     told = re.fullmatch(rf"{_AGAIN}(\d{{1,4}})", names[number])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from cairn.api.graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
 from cairn.api.sources import FILES, again, source_name
 from cairn.coordinator.compaction import ranges_of
+from cairn.coordinator.statistics import by_subtask
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
@@ -333,6 +335,7 @@ class SparkSnapshots:
         self._run = run
         self._token = f"{run}-{uuid.uuid4().hex[:8]}"
         self._under_way: dict[int, _Snapshot] = {}
+        self._spent: dict[int, dict[tuple[str, int], float]] = {}
 
     def _group(self, number: int) -> str:
         return f"cairn-checkpoint-{self._token}-{number}"
@@ -350,6 +353,7 @@ class SparkSnapshots:
             except Exception as error:  # noqa: BLE001 - told to the coordinator
                 done(error)
             else:
+                self._spent[number] = snapshot.spent()
                 done(made)
             finally:
                 self._under_way.pop(number, None)
@@ -363,8 +367,9 @@ class SparkSnapshots:
         ranges = ranges_of(operator, manifest.max_parallelism)
 
         def finished(piece: int) -> None:
-            covered = snapshot.covered.setdefault(operator.uid, set())
-            covered.update(range(ranges[piece].start, ranges[piece].end + 1))
+            ended = (time.monotonic() - snapshot.since) * 1000
+            covered = snapshot.covered.setdefault(operator.uid, {})
+            covered.update(dict.fromkeys(range(ranges[piece].start, ranges[piece].end + 1), ended))
 
         work = _merges(self._job_dir, manifest, operator, ranges, self._run, number)
         group, what = self._group(number), f"cairn checkpoint {number}"
@@ -381,13 +386,18 @@ class SparkSnapshots:
             (operator.uid, index)
             for operator in manifest.operators
             for index in range(operator.parallelism)
-            if not operator.chain or _groups(operator, index, manifest) <= snapshot.covered.get(operator.uid, set())
+            if not operator.chain or _groups(operator, index, manifest) <= snapshot.covered.get(operator.uid, {}).keys()
         ]
+
+    def spent(self, number: int) -> dict[tuple[str, int], float]:
+        """By operator and subtask, the milliseconds until its part of a checkpoint was durable. Told once."""
+        return self._spent.pop(number, {})
 
     def cancel(self, number: int) -> None:
         snapshot = self._under_way.get(number)
         if snapshot is not None:
             snapshot.given_up = True
+        self._spent.pop(number, None)
         self._spark.sparkContext.cancelJobGroup(self._group(number))
 
 
@@ -396,6 +406,14 @@ class _Snapshot:
     """A full checkpoint on its way."""
 
     manifest: Manifest
-    covered: dict[str, set[int]] = field(default_factory=dict)
-    """The key groups of each operator that are written."""
+    covered: dict[str, dict[int, float]] = field(default_factory=dict)
+    """The key groups of each operator that are written, and after how many milliseconds they were."""
     given_up: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+    def spent(self) -> dict[tuple[str, int], float]:
+        groups = self.manifest.max_parallelism
+        found: dict[tuple[str, int], float] = {}
+        for operator in self.manifest.operators:
+            found |= by_subtask(self.covered.get(operator.uid, {}), operator.uid, operator.parallelism, groups)
+        return found

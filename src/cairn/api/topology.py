@@ -44,7 +44,8 @@ class _Walk:
 
     def vertices(self, sinks: Sequence[tuple[Node, str, str]]) -> list[dict[str, Any]]:
         for node, uid, kind in sinks:
-            self._made[uid] = Vertex(uid, "sink", kind, _once(self._origins(node)))
+            whole = isinstance(node, Output) and not node.function.sides
+            self._made[uid] = Vertex(uid, "sink", kind, _once(self._origins(node)), whole)
         return [msgspec.to_builtins(vertex) for vertex in self._made.values()]
 
     def _origins(self, node: Node) -> list[Link]:

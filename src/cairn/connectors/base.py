@@ -16,6 +16,8 @@ class BaseSink:
         self.uid = ""
         self.may_repeat = False
         """Set with AT_LEAST_ONCE: rows are shown before their epoch is committed, and again if that fails."""
+        self.rows: int | None = None
+        """How many rows the newest prepared epoch has, set by `prepare` if it knows; None if not."""
 
     def start(self, spark: Any, job_dir: str, schema: Any) -> None:
         """Called once before the first epoch of a run: fail here rather than in the middle."""

@@ -84,6 +84,7 @@ class DeltaSink(BaseSink):
 
     def prepare(self, frame: Any, epoch: int, attempt: str) -> dict[str, Any]:
         staged = self._staging.write(frame, attempt)
+        self.rows = self._staging.rows
         intact = "The epoch is refused; it is run again when the job restarts."
         published = self._again(self._published, f"preparing epoch {epoch}", intact)
         if published >= epoch and not self.may_repeat:

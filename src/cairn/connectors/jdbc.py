@@ -148,6 +148,7 @@ class JdbcSink(BaseSink):
 
     def prepare(self, frame: Any, epoch: int, attempt: str) -> dict[str, Any]:
         staged = self._staging.write(frame, attempt)
+        self.rows = self._staging.rows
         data = {"attempt": attempt, "schema": self._schema_json, "key": list(self.key), "files": staged}
         self._check_keys(staged, epoch)
         intact = "The epoch is refused; it is run again when the job restarts."

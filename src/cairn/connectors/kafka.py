@@ -119,6 +119,7 @@ class KafkaSink(BaseSink):
 
     def prepare(self, frame: Any, epoch: int, attempt: str) -> dict[str, Any]:
         staged = self._staging.write(frame.select(*self._record()), attempt)
+        self.rows = self._staging.rows
         self._refuse_large(staged, epoch)
         intact = "The epoch is refused; it is run again when the job restarts."
         fence = self._again(self._ready, f"preparing epoch {epoch}", intact)

@@ -30,19 +30,30 @@ def sink_token(job_dir: str, uid: str) -> str:
     return hashlib.blake2b(f"{os.path.abspath(job_dir)}\0{life}\0{uid}".encode(), digest_size=8).hexdigest()
 
 
-def durable_parts(files: LocalFileSystem, stage: str, format: str) -> list[FileInfo]:  # noqa: A002 - Spark's word
+class Parts(list[FileInfo]):
+    """Files with rows, and how many rows these are; None where the format does not tell."""
+
+    rows: int | None = None
+
+
+def durable_parts(files: LocalFileSystem, stage: str, format: str) -> Parts:  # noqa: A002 - Spark's word
     """The files with rows that Spark wrote to a folder, in order, forced to disk together with the folders above."""
     import pyarrow.parquet as pq  # workers import this module and read no Parquet
 
-    found = []
+    found = Parts()
     for info in files.list(stage):
         full = os.path.join(files.root, *info.path.split("/"))
         if not info.path.rsplit("/", 1)[-1].startswith("part-"):
             continue
-        if info.size == 0 or (format == "parquet" and pq.ParquetFile(full).metadata.num_rows == 0):
+        rows = pq.ParquetFile(full).metadata.num_rows if format == "parquet" and info.size else None
+        if info.size == 0 or rows == 0:
             continue
+        if rows is not None:
+            found.rows = (found.rows or 0) + rows
         sync(full)
         found.append(info)
+    if format == "parquet":
+        found.rows = found.rows or 0
     if found:  # the folders on the way down may be new: without them a synced file can be lost
         for depth in range(len(stage.split("/")) + 1):
             sync(os.path.join(files.root, *stage.split("/")[:depth]))
@@ -55,13 +66,17 @@ class Staging:
     def __init__(self, job_dir: str, uid: str) -> None:
         self._files = LocalFileSystem(job_dir)
         self._uid = uid
+        self.rows: int | None = None
+        """How many the newest staged epoch has."""
 
     def write(self, frame: Any, attempt: str) -> list[dict[str, Any]]:
         """Run the epoch and keep its rows. What is returned belongs into the manifest."""
         stage = layout.staging_folder(self._uid, attempt)
         target = os.path.join(self._files.root, *stage.split("/"))
         frame.write.mode("error").parquet(as_url(target))
-        return [{"path": info.path, "size": info.size} for info in durable_parts(self._files, stage, "parquet")]
+        parts = durable_parts(self._files, stage, "parquet")
+        self.rows = parts.rows
+        return [{"path": info.path, "size": info.size} for info in parts]
 
     def batches(
         self,

@@ -9,7 +9,7 @@ import msgspec
 from cairn.config import CheckpointSettings
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.pending import Pending
-from cairn.coordinator.statistics import check_sizes, operator_stats
+from cairn.coordinator.statistics import Insight, check_sizes, operator_stats
 from cairn.errors import InternalError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus
 from cairn.model.manifest import Manifest
@@ -17,15 +17,24 @@ from cairn.storage.manifests import ManifestStore
 
 
 def completed_info(
-    pending: Pending, manifest: Manifest, path: str, now_ms: int, before: int, alignment: Mapping[str, float]
+    pending: Pending,
+    manifest: Manifest,
+    path: str,
+    now_ms: int,
+    before: int,
+    alignment: Mapping[str, float],
+    spent: Mapping[tuple[str, int], float],
+    sizes: Mapping[tuple[str, int], int] | None = None,
 ) -> CheckpointInfo:
     """What is told of a checkpoint that is complete; `before` is the epoch of the checkpoint before it, `alignment` has
-    the milliseconds that each operator waited for its rows.
+    the milliseconds that each operator waited for its rows, `spent` those that each subtask's snapshot took, `sizes`
+    the bytes of each subtask in a savepoint.
     """
     return msgspec.structs.replace(
         pending.info(CheckpointStatus.COMPLETED),
         end_ms=now_ms,
         path=path,
+        in_flight_bytes=len(pending.in_flight.encode()),
         operators=[
             operator_stats(
                 operator,
@@ -36,6 +45,8 @@ def completed_info(
                 pending.async_ms,
                 before,
                 alignment.get(operator.uid, 0.0),
+                spent,
+                sizes,
             )
             for operator in manifest.operators
         ],
@@ -49,7 +60,7 @@ def assembled(
     manifests: ManifestStore,
     now_ms: int,
     before: int,
-    alignment: Mapping[str, float],
+    insight: Insight,
 ) -> Checkpoint:
     """The checkpoint as its `_metadata` holds it."""
     manifest = pending.manifest
@@ -67,13 +78,14 @@ def assembled(
     if settings.storage == "jobmanager":
         check_sizes(manifest, settings.max_state_size)
     path = f"{manifests.files.root}/chk-{pending.number}"
+    alignment, spent = insight.alignment(pending.tasks), insight.spent(pending.number)
     return Checkpoint(
         id=pending.number,
         job_id=facts.job_id,
         name=facts.name,
         run=facts.run,
         manifest=manifest,
-        info=completed_info(pending, manifest, path, now_ms, before, alignment),
+        info=completed_info(pending, manifest, path, now_ms, before, alignment, spent),
         in_flight=pending.in_flight,
         inlined=inlined,
     )

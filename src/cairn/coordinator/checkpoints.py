@@ -372,9 +372,8 @@ class CheckpointCoordinator:
         failure: Exception | None = None
         before = self._retained.newest_epoch
         try:
-            alignment = self._insight.alignment(pending.tasks)
             now = self._clock.now_ms()
-            checkpoint = assembled(pending, self._settings, self._facts, self._manifests, now, before, alignment)
+            checkpoint = assembled(pending, self._settings, self._facts, self._manifests, now, before, self._insight)
             self._store.complete(checkpoint)
         except (CairnError, OSError) as error:
             failure = error

@@ -122,6 +122,8 @@ class EpochReport:
     times: Mapping[str, float] = field(default_factory=dict)
     retries: int = 0
     """Calls to the storage that were tried again, by the tasks and by the driver since the epoch before."""
+    sinks: Mapping[str, int] = field(default_factory=dict)
+    """Rows of each sink that knows how many it got, by its uid."""
 
 
 class EpochLoop:
@@ -409,6 +411,7 @@ class EpochLoop:
             tasks=tuple(metrics),
             times=times,
             retries=self._retries - before + sum(m.retries for _, _, m in metrics),
+            sinks={sink.uid: rows for sink in self._sinks if (rows := getattr(sink, "rows", None)) is not None},
         )
         _log.info(
             "epoch %d committed: %d rows, %d keys, %d bytes, %.0f ms",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,6 +50,10 @@ class WrittenSavepoint:
     size: int
     epoch: int
     drained: bool = False
+    sizes: Mapping[tuple[str, int], int] | None = None
+    """Bytes of the tables, by operator and subtask; None if nobody has told."""
+    spent: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Milliseconds until all tables of a subtask were durable; empty if that was not measured."""
 
 
 class SavepointRunner(Protocol):

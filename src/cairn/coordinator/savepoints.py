@@ -89,7 +89,9 @@ class SavepointDesk:
         if pending.manifest is None:
             raise InternalError(f"savepoint {pending.number} has no cut")
         written = self._runner.complete(pending.number)
-        info = completed_info(pending, pending.manifest, written.path, self._clock.now_ms(), -1, {})
+        info = completed_info(
+            pending, pending.manifest, written.path, self._clock.now_ms(), -1, {}, written.spent, written.sizes
+        )
         return msgspec.structs.replace(info, savepoint_bytes=written.size)
 
     def cancel(self, pending: Pending) -> None:

@@ -28,6 +28,9 @@ class Insight:
     """Of a full checkpoint that is being written: the operators and subtasks all of whose state is durable."""
     alignment: Callable[[Tasks], Mapping[str, float]] = lambda tasks: {}
     """For tasks of an epoch: by operator, the milliseconds between the ends of its first and last upstream task."""
+    spent: Callable[[int], Mapping[tuple[str, int], float]] = lambda number: {}
+    """Of a full checkpoint that is written: by operator and subtask, the milliseconds until all its state was durable.
+    Empty if that was not measured."""
 
     def progress(self, running: int, cut: Tasks | None, writing: int, trigger_ms: int) -> list[OperatorStats]:
         """Who has done his part: in the epoch that is waited for, in a cut that is made, in a snapshot (its number)."""
@@ -81,8 +84,14 @@ def operator_stats(
     async_ms: float,
     before: int,
     alignment_ms: float = 0.0,
+    spent: Mapping[tuple[str, int], float] | None = None,
+    sizes: Mapping[tuple[str, int], int] | None = None,
 ) -> OperatorStats:
-    """One operator's part in a checkpoint; `before` is the epoch of the checkpoint before it."""
+    """One operator's part in a checkpoint; `before` is the epoch of the checkpoint before it.
+
+    `spent` has the milliseconds of each subtask's snapshot if they were measured, else `async_ms` holds for all.
+    `sizes` are those of a savepoint's own files, where these are not the files of the job's state.
+    """
     metrics = {subtask: told for uid, subtask, told in tasks if uid == operator.uid}
     subtasks = []
     for index in range(operator.parallelism):
@@ -90,13 +99,17 @@ def operator_stats(
         fresh = mine if full else [handle for handle in mine if handle.epoch > before and not handle.snapshot]
         told = metrics.get(index, TaskMetrics())
         stats = _subtask(index, told, trigger_ms, alignment_ms)
+        writing = spent.get((operator.uid, index), 0.0) if spent else async_ms
+        written, held = sum(handle.size for handle in fresh), sum(handle.size for handle in mine)
+        if sizes is not None:
+            written = held = sizes.get((operator.uid, index), 0)
         subtasks.append(
             msgspec.structs.replace(
                 stats,
-                ack_ms=stats.ack_ms + round(async_ms) if stats.ack_ms else 0,
-                async_ms=async_ms,
-                written_bytes=sum(handle.size for handle in fresh),
-                full_bytes=sum(handle.size for handle in mine),
+                ack_ms=stats.ack_ms + round(writing) if stats.ack_ms else 0,
+                async_ms=writing,
+                written_bytes=written,
+                full_bytes=held,
             )
         )
     return OperatorStats(operator.uid, operator.name, subtasks, operator.parallelism)
@@ -115,6 +128,16 @@ def check_sizes(manifest: Manifest, limit: int) -> None:
                     uid=operator.uid,
                     size=held,
                 )
+
+
+def by_subtask(ended: Mapping[int, float], uid: str, parallelism: int, groups: int) -> dict[tuple[str, int], float]:
+    """After how many milliseconds all key groups of each subtask were written, from when each of them was."""
+    found = {}
+    for index in range(parallelism):
+        owned = key_group_range(index, parallelism, groups)
+        last = max((ended.get(group, 0.0) for group in range(owned.start, owned.end + 1)), default=0.0)
+        found[uid, index] = float(round(last))
+    return found
 
 
 def handles_of(operator: OperatorState, index: int, groups: int) -> list[StateHandle]:

@@ -54,7 +54,7 @@ class SubtaskStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """Collecting the changes and making them durable, while the task does nothing else; 0 if they were before the
     trigger."""
     async_ms: float = 0.0
-    """Writing the snapshot beside the stream; 0 for an incremental checkpoint."""
+    """From the cut until its snapshot, written beside the stream, is durable; 0 for an incremental checkpoint."""
     written_bytes: int = 0
     """Bytes written since the checkpoint before."""
     full_bytes: int = 0
@@ -108,11 +108,12 @@ class CheckpointInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     discarded: bool = False
     """Completed, but no longer retained."""
     operators: list[OperatorStats] = []
-    in_flight_rows: int = 0
+    in_flight_bytes: int = 0
+    """Of an unaligned checkpoint: what it keeps of the running epoch, which is the range of its rows, not the rows."""
     request: str = ""
     """Of a savepoint: who asked for it. Asking again with the same text gives the same savepoint."""
     savepoint_bytes: int = 0
-    """Of a savepoint: bytes of all its files."""
+    """Of a savepoint: bytes of all its files, those that belong to no operator included."""
     parts_done: int = 0
     parts: int = 0
     """Of a savepoint in progress: how many of its parts are written, and how many there are."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError, StorageError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import gave_up
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
@@ -46,6 +46,33 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     return checkpoint
 
 
+class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many checkpoints and savepoints of a job have ended, by how they did."""
+
+    completed: int = 0
+    failed: int = 0
+
+    def ended(self) -> int:
+        return self.completed + self.failed
+
+    def plus(self, info: CheckpointInfo) -> Totals:
+        done = info.status is CheckpointStatus.COMPLETED
+        return Totals(self.completed + int(done), self.failed + int(not done))
+
+    def at_least(self, found: Sequence[CheckpointInfo]) -> Totals:
+        """Not fewer than those whose statistics are there."""
+        done = sum(1 for info in found if info.status is CheckpointStatus.COMPLETED)
+        return Totals(max(self.completed, done), max(self.failed, len(found) - done))
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    totals: Totals = Totals()
+
+
+def _read_history(data: bytes) -> tuple[CheckpointInfo, Totals]:
+    return msgspec.json.decode(data, type=CheckpointInfo), msgspec.json.decode(data, type=_Counted).totals
+
+
 @contextmanager
 def held(path: str) -> Iterator[None]:
     """`CheckpointStore.hold` for the folder `chk-<n>` that a path names; for any other path nothing is done."""
@@ -66,10 +93,12 @@ class CheckpointStore:
     def __init__(self, files: FileSystem, history_kept: int = HISTORY_KEPT) -> None:
         self.files = files
         self._history_kept = history_kept
-        self._remembered: dict[str, CheckpointInfo] = {}
+        self._remembered: dict[str, tuple[CheckpointInfo, Totals]] = {}
         """Files of the history that were read already; they never change."""
         self._last: tuple[tuple[list[str], set[int]], list[CheckpointInfo]] | None = None
         """The newest answer of `history`, and what it was made from."""
+        self._totals: Totals | None = None
+        """Of all checkpoints that ended, as this store has counted on; None until it has."""
         self._identity: JobIdentity | None = None
 
     def complete(self, checkpoint: Checkpoint) -> None:
@@ -211,12 +240,24 @@ class CheckpointStore:
     def remember(self, info: CheckpointInfo) -> None:
         """Keep the statistics of an ended checkpoint. Never fails a job: statistics are worth less than the stream."""
         try:
-            self.files.create(layout.history_path(info.id), msgspec.json.format(msgspec.json.encode(info)))
+            self._totals = (self._totals or self.totals(before=info.id)).plus(info)
+            told = msgspec.to_builtins(info) | {"totals": msgspec.to_builtins(self._totals)}
+            self.files.create(layout.history_path(info.id), msgspec.json.format(msgspec.json.encode(told)))
             kept = self.files.list(layout.HISTORY)
             for old in kept[: -self._history_kept]:
                 self.files.delete(old.path)
         except (CairnError, OSError) as error:
             _log.warning("the statistics of checkpoint %d could not be kept: %s", info.id, error)
+
+    def totals(self, before: int | None = None) -> Totals:
+        """How many checkpoints and savepoints have ended in the job's life, also those whose statistics are gone.
+
+        Each file of the history has the count up to itself. One that was written without is counted as it is found.
+        With `before`, only numbers below it are: that one has just ended and is not to be counted yet.
+        """
+        found = [info for info in self.history() if before is None or info.id < before]
+        told = max((totals for _, totals in self._remembered.values()), key=Totals.ended, default=Totals())
+        return told.at_least(found)
 
     def history(self) -> list[CheckpointInfo]:
         """Ended checkpoints, newest first. Completed ones that are no longer retained are marked as discarded."""
@@ -229,10 +270,10 @@ class CheckpointStore:
         known, self._remembered = self._remembered, {}
         for file in files:
             try:
-                info = known.get(file.path) or msgspec.json.decode(self.files.read(file.path), type=CheckpointInfo)
+                info, counted = known.get(file.path) or _read_history(self.files.read(file.path))
             except (NotFoundError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or cut off by a crash: statistics only
-            self._remembered[file.path] = info
+            self._remembered[file.path] = info, counted
             own = info.type is not CheckpointType.SAVEPOINT  # a savepoint is its owner's, wherever it lies
             gone = own and info.path != "" and info.id not in retained
             found[info.id] = msgspec.structs.replace(info, discarded=gone) if gone else info

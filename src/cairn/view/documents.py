@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cairn.model.checkpoint import CheckpointInfo, OperatorStats, SubtaskStats
+from cairn.view import vertices
 from cairn.view.health import health_of
 from cairn.view.reading import spread
-from cairn.view.records import JobView, OperatorView, RestoreView, Spread, is_savepoint
+from cairn.view.records import JobView, RestoreView, Spread, is_savepoint
 
 Document = dict[str, Any]
 STATISTICS = ("min", "max", "avg", "p50", "p90", "p95", "p99", "p999")
@@ -25,12 +26,13 @@ def overview(job: JobView) -> Document:
         "duration": job.duration_ms,
         "last-modification": job.epochs[-1].end_ms if job.epochs else job.started_ms,
         "run": job.run,
+        "starts": job.starts,
         "restarts": job.restarts,
         "epoch": job.epoch,
         "directory": job.directory,
         "web-url": job.url,
         "health": health_of(job).level,
-        "tasks": {"total": sum(op.parallelism for op in job.operators)},
+        "tasks": vertices.tasks(job.status, sum(op.parallelism for op in job.operators)),
     }
 
 
@@ -47,92 +49,12 @@ def detail(job: JobView) -> Document:
         "reasons": health.reasons,
         "sources": job.sources,
         "sinks": job.sinks,
-        "vertices": [vertex(job, operator) for operator in job.operators],
-        "plan": plan(job),
+        "isStoppable": False,
+        "timestamps": {job.status: job.ended_ms or job.started_ms},
+        "status-counts": {job.status: len(job.graph)},
+        "vertices": [vertices.vertex(job, vertex) for vertex in job.graph],
+        "plan": vertices.plan(job),
     }
-
-
-def vertex(job: JobView, operator: OperatorView) -> Document:
-    return {
-        "id": operator.uid,
-        "name": operator.name,
-        "parallelism": operator.parallelism,
-        "maxParallelism": operator.max_parallelism,
-        "status": job.status,
-        "key": operator.key_type,
-        "skew": operator.skew,
-        "state-size": operator.state_bytes,
-        "metrics": {
-            "read-records": operator.rows_in,
-            "write-records": operator.rows_out,
-            "busy-ratio": operator.busy,
-            "backpressured-ratio": operator.backpressured,
-            "idle-ratio": operator.idle,
-            "fired-timers": operator.timers,
-        },
-    }
-
-
-def vertex_detail(job: JobView, operator: OperatorView) -> Document:
-    return {
-        **vertex(job, operator),
-        "states": [
-            {"name": s.name, "kind": s.kind, "type": s.value_type, "key-type": s.key_type, "ttl": s.ttl_ms}
-            for s in operator.states
-        ],
-        "subtasks": [
-            {
-                "subtask": s.index,
-                "read-records": s.rows_in,
-                "write-records": s.rows_out,
-                "fired-timers": s.timers,
-                "busy-ratio": s.busy,
-                "backpressured-ratio": s.backpressured,
-                "idle-ratio": s.idle,
-            }
-            for s in operator.subtasks
-        ],
-    }
-
-
-def backpressure(operator: OperatorView) -> Document:
-    return {
-        "status": "ok",
-        "backpressureLevel": operator.level,
-        "subtasks": [
-            {
-                "subtask": s.index,
-                "backpressureLevel": _level(s.backpressured),
-                "ratio": s.backpressured,
-                "busyRatio": s.busy,
-                "idleRatio": s.idle,
-            }
-            for s in operator.subtasks
-        ],
-    }
-
-
-def _level(share: float) -> str:
-    return "ok" if share <= 0.1 else "low" if share <= 0.5 else "high"
-
-
-def plan(job: JobView) -> Document:
-    """The job graph, every node after those that it reads."""
-    parallelism = {operator.uid: operator.parallelism for operator in job.operators}
-    nodes: list[Document] = []
-    for vertex_ in job.graph:
-        inputs = [
-            {
-                "num": number,
-                "id": link.id,
-                "ship_strategy": link.ship,
-                **({"side_output": link.side} if link.side else {}),
-            }
-            for number, link in enumerate(vertex_.inputs)
-        ]
-        node = {"id": vertex_.id, "kind": vertex_.kind, "description": vertex_.name, "inputs": inputs}
-        nodes.append(node | {"parallelism": parallelism[vertex_.id]} if vertex_.id in parallelism else node)
-    return {"jid": job.job_id, "name": job.name, "nodes": nodes}
 
 
 def checkpoints(job: JobView, limit: int, offset: int = 0) -> Document:
@@ -142,10 +64,10 @@ def checkpoints(job: JobView, limit: int, offset: int = 0) -> Document:
     failed = told.latest("FAILED")
     return {
         "counts": {
-            "total": len(told.history),
-            "in_progress": told.count("IN_PROGRESS"),
-            "completed": told.count("COMPLETED"),
-            "failed": told.count("FAILED"),
+            "total": told.triggered,
+            "in_progress": told.in_progress,
+            "completed": told.completed,
+            "failed": told.failed,
             "restored": told.restored,
         },
         "summary": {
@@ -191,18 +113,18 @@ def checkpoint(info: CheckpointInfo) -> Document:
         "epoch": info.epoch,
         "trigger_timestamp": info.trigger_ms,
         "latest_ack_timestamp": max((s.ack_ms for s in subtasks), default=0) or info.end_ms or -1,
-        "checkpointed_size": info.savepoint_bytes if is_savepoint(info) else info.written_bytes,
-        "state_size": info.savepoint_bytes if is_savepoint(info) else info.full_bytes,
+        "checkpointed_size": info.written_bytes,
+        "state_size": info.full_bytes,
         "end_to_end_duration": info.duration_ms,
         "alignment_buffered": 0,
         "processed_data": 0,
-        "persisted_data": info.in_flight_rows,
-        "num_subtasks": len(subtasks) or info.parts,
+        "persisted_data": info.in_flight_bytes,
+        "num_subtasks": info.total or info.parts,
         "num_acknowledged_subtasks": _acknowledged(info, subtasks),
         "tasks": {operator.uid: task(operator, info) for operator in info.operators},
     }
     if is_savepoint(info):
-        told["savepointFormat"] = "CANONICAL"
+        told |= {"savepointFormat": "CANONICAL", "savepoint_size": info.savepoint_bytes}
     if info.status.value == "COMPLETED":
         told |= {"external_path": info.path, "discarded": info.discarded}
     if info.status.value == "FAILED":
@@ -227,7 +149,7 @@ def task(operator: OperatorStats, info: CheckpointInfo) -> Document:
         "checkpointed_size": sum(s.written_bytes for s in operator.subtasks),
         "state_size": sum(s.full_bytes for s in operator.subtasks),
         "end_to_end_duration": max((_since(info, s) for s in operator.subtasks), default=0),
-        "num_subtasks": len(acks),
+        "num_subtasks": operator.total,
         "num_acknowledged_subtasks": _acknowledged(info, operator.subtasks),
     }
 
@@ -256,7 +178,7 @@ def subtasks(operator: OperatorStats, info: CheckpointInfo) -> Document:
         "subtasks": [
             {
                 "index": s.index,
-                "status": info.status.value,
+                "status": "completed",
                 "ack_timestamp": s.ack_ms,
                 "end_to_end_duration": _since(info, s),
                 "checkpointed_size": s.written_bytes,
@@ -269,7 +191,28 @@ def subtasks(operator: OperatorStats, info: CheckpointInfo) -> Document:
                 "aborted": info.status.value == "FAILED",
             }
             for s in rows
+        ]
+        + [
+            {"index": index, "status": "pending_or_failed"}
+            for index in range(operator.total)
+            if index not in {s.index for s in rows}
         ],
+    }
+
+
+def job_config(job: JobView) -> Document:
+    """Flink's document of how a job executes; `user-config` has the settings that pages show."""
+    shown = {name: str(value) for name, value in job.config.items()}
+    return {
+        "jid": job.job_id,
+        "name": job.name,
+        "execution-config": {
+            "execution-mode": "PIPELINED",
+            "restart-strategy": str(job.config.get("restart", "")),
+            "job-parallelism": job.parallelism,
+            "object-reuse-mode": False,
+            "user-config": shown,
+        },
     }
 
 

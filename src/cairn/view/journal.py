@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,14 +73,18 @@ class EpochStats(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: int = -(1 << 63)
     time_ms: int = 0
     operators: dict[str, list[SubtaskLoad]] = {}
+    ends: dict[str, int] = {}
+    """Rows of sources and sinks, by their ids in the job graph; those that do not tell are left out."""
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """`stats/<n>`: epochs since the chunk before, and the sums of their run so far."""
 
     run: int
     epochs: list[EpochStats]
     totals: dict[str, list[SubtaskLoad]]
+    ends: dict[str, int] = {}
+    """Rows of sources and sinks in the run so far."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -108,7 +112,7 @@ def stats_of(report: EpochReport, run: int, end_ms: int) -> EpochStats:
     return EpochStats(
         report.epoch, run, end_ms, round(report.duration_ms, 3), report.rows_in, report.rows_out, report.keys,
         report.bytes_written, report.watermark, report.time_ms,
-        {uid: [loads[index] for index in sorted(loads)] for uid, loads in operators.items()},
+        {uid: [loads[index] for index in sorted(loads)] for uid, loads in operators.items()}, dict(report.sinks),
     )  # fmt: skip
 
 
@@ -188,6 +192,7 @@ class EpochRecorder:
         self._epochs: deque[EpochStats] = deque(maxlen=LIVE_EPOCHS)
         self._fresh: list[EpochStats] = []
         self._totals: dict[str, list[SubtaskLoad]] = {}
+        self._ends: dict[str, int] = {}
         self._run = 0
         self._written = time.monotonic()
 
@@ -197,6 +202,7 @@ class EpochRecorder:
         with self._lock:
             self._run = run
             self._totals = {}
+            self._ends = {}
 
     def record(self, report: EpochReport) -> None:
         stats = stats_of(report, self._run, time.time_ns() // 1_000_000)
@@ -207,6 +213,23 @@ class EpochRecorder:
                 before = self._totals.get(uid, [])
                 before = before if len(before) == len(loads) else [SubtaskLoad()] * len(loads)
                 self._totals[uid] = [old.plus(new) for old, new in zip(before, loads, strict=True)]
+            self._count(stats.ends)
+
+    def note(self, epoch: int, ends: Mapping[str, int]) -> None:
+        """Rows of an epoch's sources, which Spark tells when the epoch is over."""
+        with self._lock:
+            self._count(ends)
+            stores: tuple[MutableSequence[EpochStats], ...] = (self._epochs, self._fresh)
+            for kept in stores:
+                for at in range(len(kept) - 1, -1, -1):
+                    stats = kept[at]
+                    if stats.epoch == epoch and stats.run == self._run:
+                        kept[at] = msgspec.structs.replace(stats, ends={**stats.ends, **ends})
+                        break
+
+    def _count(self, ends: Mapping[str, int]) -> None:
+        for name, rows in ends.items():
+            self._ends[name] = self._ends.get(name, 0) + rows
 
     def due(self) -> None:
         """Write down what is new if it is time. Called by a thread that may wait for the disk."""
@@ -217,7 +240,7 @@ class EpochRecorder:
     def flush(self) -> None:
         with self._lock:
             fresh, self._fresh = self._fresh, []
-            chunk = Chunk(self._run, fresh, dict(self._totals))
+            chunk = Chunk(self._run, fresh, dict(self._totals), dict(self._ends))
             self._written = time.monotonic()
         if fresh:
             self._journal.add_chunk(chunk)
@@ -229,3 +252,8 @@ class EpochRecorder:
     def totals(self) -> dict[str, list[SubtaskLoad]]:
         with self._lock:
             return dict(self._totals)
+
+    def ends(self) -> dict[str, int]:
+        """Rows of the run's sources and sinks so far."""
+        with self._lock:
+            return dict(self._ends)

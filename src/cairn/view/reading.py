@@ -17,9 +17,11 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
 from cairn.view.journal import EpochRecorder, EpochStats, Event, Journal, SubtaskLoad
+from cairn.view.lives import lives_of
 from cairn.view.records import (
     ENDED,
     CheckpointsView,
+    EndView,
     JobView,
     OperatorView,
     RestoreView,
@@ -27,7 +29,7 @@ from cairn.view.records import (
     StateView,
     SubtaskView,
 )
-from cairn.view.topology import graph_of
+from cairn.view.topology import Vertex, graph_of
 
 _ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "canceled": "CANCELED", "failed": "FAILED"}
 _LOAD_EPOCHS = 20
@@ -82,7 +84,7 @@ class JobReader:
         manifest = self._newest_manifest(damage)
         started = next((event for event in reversed(events) if event.kind == "started"), None)
         status, ended_ms = self._status(record, events)
-        epochs, totals = self._epochs(manifest)
+        epochs, totals, counted = self._epochs(manifest)
         now = time.time_ns() // 1_000_000
         address = self._journal.address(newest)
         facts: dict[str, Any] = started.facts if started is not None else {}
@@ -91,8 +93,10 @@ class JobReader:
         parallelism = record.parallelism if record is not None else 0
         operators = _operators(manifest, identity, epochs, totals)
         restores = _restores(events)
+        lives = lives_of(events)
         sources = list(manifest.source_names) if manifest is not None else []
         sinks = list(facts.get("sinks", []))
+        graph = graph_of(facts.get("graph"), sources, [(op.uid, op.name) for op in operators], sinks)
         return JobView(
             job_id=identity.job_id,
             name=identity.name,
@@ -103,7 +107,9 @@ class JobReader:
             pid=record.pid if record is not None else 0,
             started_ms=record.started_ms if record is not None else 0,
             ended_ms=ended_ms,
-            restarts=max(0, newest - 1),
+            starts=lives.starts or max(0, newest - lives.restarts),
+            restarts=lives.restarts,
+            begun_ms=lives.begun_ms or (record.started_ms if record is not None else 0),
             epoch=manifest.epoch if manifest is not None else -1,
             watermark=watermark,
             watermark_lag_ms=(now if status not in ENDED else ended_ms or now) - watermark if known else None,
@@ -115,7 +121,8 @@ class JobReader:
             sources=sources,
             sinks=sinks,
             operators=operators,
-            graph=graph_of(facts.get("graph"), sources, [(op.uid, op.name) for op in operators], sinks),
+            graph=graph,
+            ends={v.id: end_of(v, operators, epochs, counted) for v in graph if v.kind in ("source", "sink")},
             epochs=list(epochs),
             checkpoints=self._checkpoints(restores),
             restores=restores,
@@ -160,15 +167,18 @@ class JobReader:
         files = [*self._files.list(layout.EPOCHS), *self._files.list(layout.RUNS), *self._files.list(layout.HISTORY)]
         return int(max((info.modified for info in files), default=0.0) * 1000)
 
-    def _epochs(self, manifest: Manifest | None) -> tuple[Sequence[EpochStats], dict[str, list[SubtaskLoad]]]:
+    def _epochs(
+        self, manifest: Manifest | None
+    ) -> tuple[Sequence[EpochStats], dict[str, list[SubtaskLoad]], dict[str, int]]:
+        """The newest epochs, what the operators did in the run so far, and the rows of its sources and sinks."""
         if self.live is not None:
             epochs = self.live.recorder.epochs()
             if epochs:
-                return epochs, self.live.recorder.totals()
+                return epochs, self.live.recorder.totals(), self.live.recorder.ends()
         chunks = self._journal.chunks()
         if not chunks:
-            return [], {}
-        return [epoch for chunk in chunks for epoch in chunk.epochs], chunks[-1].totals
+            return [], {}, {}
+        return [epoch for chunk in chunks for epoch in chunk.epochs], chunks[-1].totals, chunks[-1].ends
 
     def _history(self) -> list[CheckpointInfo]:
         running = self.live.in_progress() if self.live is not None else []
@@ -181,13 +191,16 @@ class JobReader:
         if self._summary is not None and self._summary[0] == key:
             return self._summary[1]
         done = [info for info in history if info.status.value == "COMPLETED"]
+        totals = self._store.totals()
         made = CheckpointsView(
             history=history,
+            completed=totals.completed,
+            failed=totals.failed,
             restored=sum(1 for restore in restores if restore.kind in ("checkpoint", "savepoint")),
             duration=spread([info.duration_ms for info in done]),
             written=spread([info.written_bytes for info in done]),
             full=spread([info.full_bytes for info in done]),
-            in_flight=spread([info.in_flight_rows for info in done]),
+            in_flight=spread([info.in_flight_bytes for info in done]),
         )
         self._summary = (key, made)
         return made
@@ -218,6 +231,8 @@ def _operator(
         busy_share = min(1.0, busy / span) if span else 0.0
         waiting_share = min(1.0 - busy_share, waiting / span) if span else 0.0
         idle = max(0.0, 1.0 - busy_share - waiting_share)
+        lately = [epoch.operators[operator.uid][index] for epoch in recent]
+        per_second = 1000 / span if span else 0.0
         subtasks.append(
             SubtaskView(
                 index,
@@ -227,6 +242,11 @@ def _operator(
                 round(busy_share, 4),
                 round(waiting_share, 4),
                 round(idle, 4),
+                round(per_second * sum(load.rows_in for load in lately), 3),
+                round(per_second * sum(load.rows_out for load in lately), 3),
+                round(per_second * sum(load.timers for load in lately), 3),
+                round(total.busy_ms, 3),
+                round(total.backpressured_ms, 3),
             )
         )
     states = [StateView(spec.name, spec.kind, spec.value_type, spec.key_type, spec.ttl_ms) for spec in operator.states]
@@ -244,6 +264,22 @@ def _operator(
     )
 
 
+def end_of(
+    vertex: Vertex, operators: Sequence[OperatorView], epochs: Sequence[EpochStats], counted: dict[str, int]
+) -> EndView:
+    """A source or a sink. A sink that does not count gets what its operator puts out, if nothing is in between."""
+    if vertex.id in counted:
+        recent = [epoch for epoch in epochs[-_LOAD_EPOCHS - 1 :] if vertex.id in epoch.ends][-_LOAD_EPOCHS:]
+        span = _span(recent)
+        rate = 1000 * sum(epoch.ends[vertex.id] for epoch in recent) / span if span else None
+        return EndView(vertex.id, vertex.kind, counted[vertex.id], None if rate is None else round(rate, 3))
+    reads = vertex.inputs[0].id if vertex.whole and len(vertex.inputs) == 1 else ""
+    operator = next((operator for operator in operators if operator.uid == reads), None)
+    if operator is None:
+        return EndView(vertex.id, vertex.kind)
+    return EndView(vertex.id, vertex.kind, operator.rows_out, operator.out_rate)
+
+
 def _span(epochs: Sequence[EpochStats]) -> float:
     """The time that the epochs cover, pauses between them included."""
     if not epochs:
@@ -251,7 +287,7 @@ def _span(epochs: Sequence[EpochStats]) -> float:
     return max(1.0, epochs[-1].end_ms - (epochs[0].end_ms - epochs[0].duration_ms))
 
 
-def unevenness(counts: Sequence[int]) -> float:
+def unevenness(counts: Sequence[float]) -> float:
     """0 for even counts, 1 for all in one place."""
     total = sum(counts)
     if total == 0 or len(counts) < 2:
@@ -292,6 +328,7 @@ def _restores(events: Sequence[Event]) -> list[RestoreView]:
                 parallelism,
                 before,
                 float(told.get("duration_ms", 0.0)),
+                told.get("after_failure"),
             )
         )
         before = parallelism

@@ -23,6 +23,22 @@ class SubtaskView(msgspec.Struct, frozen=True):
     busy: float
     backpressured: float
     idle: float
+    in_rate: float = 0.0
+    """Rows per second, as the two that follow, and over the newest epochs."""
+    out_rate: float = 0.0
+    timer_rate: float = 0.0
+    busy_ms: float = 0.0
+    backpressured_ms: float = 0.0
+    """Since the run began, as the rows."""
+
+
+class EndView(msgspec.Struct, frozen=True):
+    """A source or a sink: rows since the run began, and per second over the newest epochs; None if nobody counts."""
+
+    id: str
+    kind: str
+    rows: int | None = None
+    rate: float | None = None
 
 
 class StateView(msgspec.Struct, frozen=True):
@@ -53,6 +69,14 @@ class OperatorView(msgspec.Struct, frozen=True):
     @property
     def rows_out(self) -> int:
         return sum(subtask.rows_out for subtask in self.subtasks)
+
+    @property
+    def in_rate(self) -> float:
+        return sum(subtask.in_rate for subtask in self.subtasks)
+
+    @property
+    def out_rate(self) -> float:
+        return sum(subtask.out_rate for subtask in self.subtasks)
 
     @property
     def timers(self) -> int:
@@ -92,14 +116,22 @@ class CheckpointsView(msgspec.Struct, frozen=True):
     """All that is known of a job's checkpoints; `history` is newest first, savepoints among it."""
 
     history: list[CheckpointInfo]
+    completed: int
+    failed: int
+    """These two count over the job's whole life, `history` holds the newest."""
     restored: int
     duration: Spread
     written: Spread
     full: Spread
     in_flight: Spread
 
-    def count(self, status: str) -> int:
-        return sum(1 for info in self.history if info.status.value == status)
+    @property
+    def in_progress(self) -> int:
+        return sum(1 for info in self.history if info.status.value == "IN_PROGRESS")
+
+    @property
+    def triggered(self) -> int:
+        return self.completed + self.failed + self.in_progress
 
     def latest(self, status: str, savepoint: bool = False) -> CheckpointInfo | None:
         """The newest of this status; completed savepoints are told apart from checkpoints."""
@@ -130,6 +162,8 @@ class RestoreView(msgspec.Struct, frozen=True):
     before: int
     """The parallelism of the run before, or 0."""
     duration_ms: float = 0.0
+    after_failure: bool | None = None
+    """Whether the run before failed or crashed; None if that was not told."""
 
     @property
     def rescaled(self) -> bool:
@@ -157,7 +191,12 @@ class JobView(msgspec.Struct, frozen=True):
     started_ms: int
     ended_ms: int
     """0 while it runs."""
+    starts: int
+    """Runs that somebody began."""
     restarts: int
+    """Runs after one that failed or crashed."""
+    begun_ms: int
+    """When somebody last started it."""
     epoch: int
     watermark: int
     watermark_lag_ms: int | None
@@ -171,6 +210,8 @@ class JobView(msgspec.Struct, frozen=True):
     operators: list[OperatorView]
     graph: list[Vertex]
     """Every vertex after those that it reads."""
+    ends: dict[str, EndView]
+    """The sources and sinks of the graph."""
     epochs: list[EpochStats]
     """Oldest first, at most some thousand."""
     checkpoints: CheckpointsView
@@ -193,6 +234,9 @@ class JobView(msgspec.Struct, frozen=True):
     def exceptions(self) -> list[Event]:
         """Newest first."""
         return [event for event in reversed(self.events) if event.kind in ("failed", "restarting")]
+
+    def vertex(self, name: str) -> Vertex | None:
+        return next((vertex for vertex in self.graph if vertex.id == name), None)
 
     def operator(self, uid: str) -> OperatorView | None:
         return next((operator for operator in self.operators if operator.uid == uid), None)

@@ -26,6 +26,8 @@ class Vertex(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str
     name: str
     inputs: list[Link] = []
+    whole: bool = False
+    """Of a sink: it gets the very rows that its one input puts out, with no Spark SQL in between."""
 
 
 def graph_of(

@@ -39,6 +39,13 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def rate(per_second: float) -> str:
+    """Things per second: 0.25, 3.1, 950, 12.3 k."""
+    if 0 < per_second < 10:
+        return f"{per_second:.2g}"
+    return count(per_second)
+
+
 def when(millis: float) -> str:
     """A moment, in UTC."""
     if millis <= 0:
@@ -48,6 +55,11 @@ def when(millis: float) -> str:
 
 def ago(millis: float, now_ms: float) -> str:
     return f"{duration(max(0.0, now_ms - millis))} ago" if millis > 0 else "-"
+
+
+def share(part: float) -> str:
+    """A share to three digits, for axes: 2.5%, 40%."""
+    return f"{100 * part:.3g}%"
 
 
 def percent(share: float) -> str:

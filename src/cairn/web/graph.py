@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from cairn.view.records import JobView, OperatorView
 from cairn.view.topology import FORWARD, Link, Vertex
-from cairn.view.words import count
+from cairn.view.words import count, rate
 from cairn.web.layers import Layout, Place, arrange
 
 _IDLE, _BUSY, _BLOCKED = (0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), (0x88, 0x88, 0x88)
@@ -18,7 +18,7 @@ _IDLE_EDGE, _BUSY_EDGE, _BLOCKED_EDGE = (0x18, 0x90, 0xFF), (0xEE, 0x22, 0x22), 
 _HEIGHT, _LINE = 112, 16.5
 _MOST = 300
 """More vertices than this are a table, not a picture."""
-_WORDS = {"function": "function, no state", "sink": "sink"}
+_WORDS = {"function": "function, no state"}
 
 Colour = tuple[int, int, int]
 
@@ -142,7 +142,9 @@ def _lines(job: JobView, vertex: Vertex) -> list[str]:
     operator = job.operator(vertex.id)
     if operator is None and vertex.kind == "source":
         kind, detail = source_words(vertex.name)
-        return [kind, "source", *([detail] if detail else [])]
+        return [kind, vertex.id, *([detail] if detail else []), *_flow(job, vertex.id, "out")]
+    if operator is None and vertex.kind == "sink":
+        return [vertex.name, f"uid {vertex.id}", "sink", *_flow(job, vertex.id, "in")]
     if operator is None:
         word = "no epoch committed yet" if vertex.kind == "operator" else _WORDS.get(vertex.kind, vertex.kind)
         return [vertex.name, f"uid {vertex.id}", word]
@@ -154,6 +156,14 @@ def _lines(job: JobView, vertex: Vertex) -> list[str]:
         f"Backpressured (max): {operator.backpressured:.0%}",
         f"Busy (max): {operator.busy:.0%}",
     ]
+
+
+def _flow(job: JobView, name: str, way: str) -> list[str]:
+    """Rows of a source or sink so far and per second, where they are counted."""
+    end = job.ends.get(name)
+    if end is None or end.rows is None:
+        return []
+    return [f"{way} {count(end.rows)} rows", *([f"{rate(end.rate)} rows/s"] if end.rate is not None else [])]
 
 
 def _node(job: JobView, vertex: Vertex, place: Place, wide: float, high: float) -> Markup:

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 
 from cairn.model.checkpoint import CheckpointInfo
-from cairn.view.records import JobView, OperatorView, is_savepoint
+from cairn.view.records import ENDED, JobView, OperatorView, is_savepoint
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Value = Callable[[JobView], float | None]
@@ -44,6 +44,8 @@ def _restore(job: JobView) -> float | None:
 
 JOB_GAUGES: tuple[tuple[str, str, _Value], ...] = (
     ("cairn_job_running", "1 while the job runs or is being restarted.", lambda job: float(job.running)),
+    ("cairn_job_start_timestamp_seconds", "When somebody last started the job; restarts after a failure do not count.",
+     lambda job: job.begun_ms / 1000 if job.begun_ms else None),
     ("cairn_job_uptime_seconds", "Since the newest run began.",
      lambda job: job.duration_ms / 1000 if job.running else 0),
     ("cairn_last_checkpoint_duration_seconds", "Of the newest completed one (lastCheckpointDuration).",
@@ -60,6 +62,8 @@ JOB_GAUGES: tuple[tuple[str, str, _Value], ...] = (
      _restore),
     ("cairn_checkpoint_interval_seconds", "As configured; 0 if there are no periodic checkpoints.",
      lambda job: float(job.config.get("interval", 0)) / 1000),
+    ("cairn_checkpoints_in_progress", "Checkpoints and savepoints under way (numberOfInProgressCheckpoints).",
+     lambda job: float(job.checkpoints.in_progress)),
     ("cairn_checkpoint_failures_in_a_row", "Failed checkpoints since the last completed one.", _failed_in_a_row),
     ("cairn_epoch", "The newest committed epoch.", lambda job: float(job.epoch)),
     ("cairn_epoch_duration_seconds", "How long the newest epoch took.",
@@ -82,11 +86,24 @@ OPERATOR_GAUGES: tuple[tuple[str, str, _OperatorValue], ...] = (
     ("cairn_operator_parallelism", "Subtasks of the operator.", lambda op: op.parallelism),
 )  # fmt: skip
 OPERATOR_COUNTERS: tuple[tuple[str, str, _OperatorValue], ...] = (
-    ("cairn_operator_records_in", "Rows in, since the run began (numRecordsIn).", lambda op: op.rows_in),
-    ("cairn_operator_records_out", "Rows out, since the run began (numRecordsOut).", lambda op: op.rows_out),
+    (
+        "cairn_operator_records_in",
+        "Rows in, since the run began (numRecordsIn); of operators and sinks.",
+        lambda op: op.rows_in,
+    ),
+    (
+        "cairn_operator_records_out",
+        "Rows out, since the run began (numRecordsOut); of operators and sources.",
+        lambda op: op.rows_out,
+    ),
     ("cairn_operator_timers_fired", "Timers fired, since the run began.", lambda op: op.timers),
 )
-RESULTS = (("completed", "COMPLETED"), ("failed", "FAILED"), ("in_progress", "IN_PROGRESS"))
+_COUNTED_BY = {"source": "cairn_operator_records_out", "sink": "cairn_operator_records_in"}
+JOB_COUNTERS: tuple[tuple[str, str, Callable[[JobView], float]], ...] = (
+    ("cairn_job_restarts", "Runs after one that failed or crashed (numRestarts).", lambda job: job.restarts),
+    ("cairn_job_starts", "Runs that somebody began, restarts after a failure left out.", lambda job: job.starts),
+)
+STATES = ("CREATED", "RUNNING", "RESTARTING", *ENDED, "UNKNOWN")
 
 
 def families(jobs: Iterable[JobView]) -> Iterator[Metric]:
@@ -99,16 +116,22 @@ def families(jobs: Iterable[JobView]) -> Iterator[Metric]:
             if value is not None:
                 gauge.add_metric([job.job_id], value)
         yield gauge
-    restarts = CounterMetricFamily("cairn_job_restarts", "Runs after the first one (numRestarts).", labels=["job"])
-    counts = GaugeMetricFamily(
-        "cairn_checkpoints", "Checkpoints and savepoints whose statistics are kept, by result "
-        "(numberOfCompletedCheckpoints and its kind).", labels=["job", "result"],
+    for name, text, count_of in JOB_COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=["job"])
+        for job in found:
+            counter.add_metric([job.job_id], count_of(job))
+        yield counter
+    states = GaugeMetricFamily("cairn_job_state", "1 for the state that the job is in.", labels=["job", "state"])
+    counts = CounterMetricFamily(
+        "cairn_checkpoints", "Checkpoints and savepoints that ended in the job's life, by result "
+        "(numberOfCompletedCheckpoints, numberOfFailedCheckpoints).", labels=["job", "result"],
     )  # fmt: skip
     for job in found:
-        restarts.add_metric([job.job_id], job.restarts)
-        for result, status in RESULTS:
-            counts.add_metric([job.job_id, result], job.checkpoints.count(status))
-    yield restarts
+        for state in STATES:
+            states.add_metric([job.job_id, state], float(job.status == state))
+        counts.add_metric([job.job_id, "completed"], job.checkpoints.completed)
+        counts.add_metric([job.job_id, "failed"], job.checkpoints.failed)
+    yield states
     yield counts
     for name, text, value_of in OPERATOR_GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=["job", "operator"])
@@ -121,6 +144,9 @@ def families(jobs: Iterable[JobView]) -> Iterator[Metric]:
         for job in found:
             for operator in job.operators:
                 counter.add_metric([job.job_id, operator.uid], value_of(operator))
+            for end in job.ends.values():
+                if end.rows is not None and name == _COUNTED_BY[end.kind]:
+                    counter.add_metric([job.job_id, end.id], end.rows)
         yield counter
 
 

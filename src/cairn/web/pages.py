@@ -51,7 +51,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "size": words.size, "duration": words.duration, "count": words.count, "when": words.when,
+        "size": words.size, "duration": words.duration, "count": words.count, "rate": words.rate, "when": words.when,
         "percent": words.percent,
     }  # fmt: skip
     made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
@@ -109,7 +109,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
             found = job.operator(uid)
             if found is None:
                 raise NotFoundError(f"job '{jobid}' has no operator '{uid}'")
-            return {"operator": found}
+            return {"operator": found, "charts": charts.operator_charts(job, uid)}
 
         return job_page("operator.html", jobid, "", make)
 
@@ -155,7 +155,12 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
         def make(job: JobView) -> dict[str, Any]:
             info = catalogue.reader(jobid).checkpoint(rest.number_of(number) or 0)
             parts = [(op, documents.subtasks(op, info)) for op in info.operators]
-            return {"subtab": "/history", "info": info, "told": documents.checkpoint(info), "parts": parts}
+            ids = [other.id for other in job.checkpoints.history]
+            beside = {
+                "older": max((number for number in ids if number < info.id), default=0),
+                "newer": min((number for number in ids if number > info.id), default=0),
+            }
+            return {"subtab": "/history", "info": info, "told": documents.checkpoint(info), "parts": parts, **beside}
 
         return job_page("checkpoint.html", jobid, "/checkpoints", make)
 

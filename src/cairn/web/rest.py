@@ -21,8 +21,9 @@ from cairn.runtime.snapshots import Snapshot, open_snapshot
 from cairn.storage import layout
 from cairn.view import documents
 from cairn.view import state as states
-from cairn.view.records import JobView, OperatorView, is_savepoint
-from cairn.web import shapes
+from cairn.view.records import JobView, is_savepoint
+from cairn.view.vertices import plan as plan_of
+from cairn.web import shapes, vertices
 from cairn.web.catalogue import Catalogue
 from cairn.web.disposal import Disposals, allowed_savepoint
 from cairn.web.options import WebOptions
@@ -52,7 +53,8 @@ _PULSE = 1.0
 
 def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     api = APIRouter(prefix="/api/v1", responses=PROBLEMS)
-    _reading(api, catalogue)
+    vertices.add_routes(api, catalogue)  # before the rest: /jobs/metrics is not the job "metrics"
+    _reading(api, catalogue, options)
     _checkpoints(api, catalogue)
     _state(api, catalogue, options)
     _changes(api, catalogue, options)
@@ -60,15 +62,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     return api
 
 
-def _operator(job: JobView, uid: str) -> OperatorView:
-    found = job.operator(uid)
-    if found is None:
-        there = ", ".join(operator.uid for operator in job.operators) or "none"
-        raise NotFoundError(f"job '{job.job_id}' has no operator '{uid}'; it has {there}", uid=uid)
-    return found
-
-
-def _reading(api: APIRouter, catalogue: Catalogue) -> None:
+def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     @api.get("/health", tags=["server"])
     def health() -> dict[str, str]:
         """The server answers."""
@@ -76,17 +70,29 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
 
     @api.get("/config", tags=["server"])
     def config() -> Document:
-        """The versions and the pace of the page."""
-        return {"cairn-version": __version__, "refresh-interval": int(_PULSE * 1000)}
+        """The version, the pace and the time zone of the page, and what it can do."""
+        return {
+            "refresh-interval": int(_PULSE * 1000),
+            "timezone-name": "Coordinated Universal Time",
+            "timezone-offset": 0,
+            "cairn-version": __version__,
+            "features": {
+                "web-submit": False, "web-cancel": not options.read_only, "web-rescale": False, "web-history": True,
+            },
+        }  # fmt: skip
 
     @api.get("/overview", tags=["server"])
     def overview() -> Document:
-        """How many jobs there are of each state."""
-        found = [view.status for view in catalogue.views()]
+        """How many jobs there are of each state; of those that run, their drivers and the subtasks of an operator."""
+        views = catalogue.views()
+        found = [view.status for view in views]
+        drivers = {(view.host, view.pid) for view in views if view.running}
+        slots = sum(view.parallelism for view in views if view.running)
         words = {"jobs-running": ("RUNNING", "RESTARTING", "CREATED"), "jobs-finished": ("FINISHED",)}
         words |= {"jobs-cancelled": ("CANCELED",), "jobs-failed": ("FAILED", "CRASHED")}
         counted = {name: sum(1 for word in found if word in of) for name, of in words.items()}
-        return {**counted, "cairn-version": __version__}
+        told = {"taskmanagers": len(drivers), "slots-total": slots, "slots-available": 0}
+        return {**told, **counted, "cairn-version": __version__}
 
     @api.get("/jobs", tags=["jobs"])
     def jobs() -> shapes.JobIds:
@@ -106,7 +112,17 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
     @api.get("/jobs/{jobid}/plan", tags=["jobs"])
     def plan(jobid: JobId) -> Document:
         """Sources, operators and sinks, and who reads whom."""
-        return {"plan": documents.plan(catalogue.view(jobid))}
+        return {"plan": plan_of(catalogue.view(jobid))}
+
+    @api.get("/jobs/{jobid}/status", tags=["jobs"])
+    def status(jobid: JobId) -> dict[str, str]:
+        """The state of a job, in one word."""
+        return {"status": catalogue.view(jobid).status}
+
+    @api.get("/jobs/{jobid}/config", tags=["jobs"])
+    def job_config(jobid: JobId) -> Document:
+        """How the newest run executes, and its settings."""
+        return documents.job_config(catalogue.view(jobid))
 
     @api.get("/jobs/{jobid}/exceptions", tags=["jobs"])
     def exceptions(jobid: JobId, maxExceptions: Annotated[int, Query(ge=1, le=500)] = 50) -> Document:
@@ -129,25 +145,6 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
         entries = [msgspec.to_builtins(r) | {"rescaled": r.rescaled} for r in catalogue.view(jobid).restores]
         return {"history": entries}
 
-    @api.get("/jobs/{jobid}/metrics", tags=["jobs"])
-    def metrics(jobid: JobId, get: Annotated[str, Query(max_length=2000)] = "") -> list[dict[str, str]]:
-        """Flink's job metrics: their names, or the values of those that `get` names, with commas between them."""
-        values = job_metrics(catalogue.view(jobid))
-        if not get:
-            return [{"id": name} for name in values]
-        return [{"id": name, "value": str(values[name])} for name in get.split(",") if name in values]
-
-    @api.get("/jobs/{jobid}/vertices/{vertexid}", tags=["operators"])
-    def vertex(jobid: JobId, vertexid: Uid) -> Document:
-        """One operator down to the subtask."""
-        view = catalogue.view(jobid)
-        return documents.vertex_detail(view, _operator(view, vertexid))
-
-    @api.get("/jobs/{jobid}/vertices/{vertexid}/backpressure", tags=["operators"])
-    def backpressure(jobid: JobId, vertexid: Uid) -> Document:
-        """How long its subtasks wait for those who take their rows."""
-        return documents.backpressure(_operator(catalogue.view(jobid), vertexid))
-
     @api.get("/jobs/{jobid}/epochs", tags=["jobs"])
     def epochs(jobid: JobId, limit: Annotated[int, Query(ge=1, le=5000)] = 100) -> Document:
         """The newest epochs, oldest first."""
@@ -159,29 +156,6 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
         names = ("epoch", "run", "end_ms", "duration_ms", "rows_in", "rows_out", "keys", "bytes_written", "watermark")
         rows = ([getattr(epoch, name) for name in names] for epoch in catalogue.view(jobid).epochs)
         return _csv(names, rows, f"{jobid}-epochs.csv")
-
-
-def job_metrics(job: JobView) -> dict[str, int | float | str]:
-    """Flink's names and meanings."""
-    told = job.checkpoints
-    last = told.latest("COMPLETED")
-    restore = next((r for r in job.restores if r.kind in ("checkpoint", "savepoint")), None)
-    return {
-        "lastCheckpointDuration": last.duration_ms if last else -1,
-        "lastCheckpointSize": last.written_bytes if last else -1,
-        "lastCheckpointFullSize": last.full_bytes if last else -1,
-        "lastCompletedCheckpointId": last.id if last else -1,
-        "lastCheckpointCompletedTimestamp": last.end_ms if last else -1,
-        "lastCheckpointExternalPath": last.path if last else "n/a",
-        "lastCheckpointRestoreTimestamp": restore.time_ms if restore else -1,
-        "numberOfInProgressCheckpoints": told.count("IN_PROGRESS"),
-        "numberOfCompletedCheckpoints": told.count("COMPLETED"),
-        "numberOfFailedCheckpoints": told.count("FAILED"),
-        "totalNumberOfCheckpoints": len(told.history),
-        "numRestarts": job.restarts,
-        "numRescales": sum(1 for r in job.restores if r.rescaled),
-        "uptime": job.duration_ms if job.running else 0,
-    }
 
 
 def _csv(names: Iterable[str], rows: Iterable[Iterable[Any]], file: str) -> Response:
@@ -294,8 +268,9 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     accepted = 202
 
     @api.post("/jobs/{jobid}/checkpoints", tags=["changes"], status_code=accepted)
-    def checkpoint(jobid: JobId, body: shapes.CheckpointBody) -> shapes.TriggerAnswer:
-        """Take a checkpoint now."""
+    def checkpoint(jobid: JobId, body: shapes.CheckpointBody | None = None) -> shapes.TriggerAnswer:
+        """Take a checkpoint now. Without a body: as configured."""
+        body = body or shapes.CheckpointBody()
         asked = {"full": {"CONFIGURED": None, "FULL": True, "INCREMENTAL": False}[body.checkpointType]}
         return _start(jobid, body.triggerId, "checkpoint", asked)
 
@@ -311,8 +286,9 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
         return {"savepoints": [documents.checkpoint(info) for info in found]}
 
     @api.post("/jobs/{jobid}/savepoints", tags=["changes"], status_code=accepted)
-    def savepoint(jobid: JobId, body: shapes.SavepointBody) -> shapes.TriggerAnswer:
-        """Write a savepoint while the job runs."""
+    def savepoint(jobid: JobId, body: shapes.SavepointBody | None = None) -> shapes.TriggerAnswer:
+        """Write a savepoint while the job runs. Without a body: into the job's own directory for savepoints."""
+        body = body or shapes.SavepointBody()
         target = allowed_target(catalogue.view(jobid), body.target_directory, options.savepoint_roots)
         return _start(jobid, body.triggerId, "savepoint", {"dir": target})
 
@@ -322,8 +298,9 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
         return triggers.find(catalogue.view(jobid), triggerid, ["savepoint", "stop", "cancel"])  # type: ignore[return-value]
 
     @api.post("/jobs/{jobid}/stop", tags=["changes"], status_code=accepted)
-    def stop(jobid: JobId, body: shapes.StopBody) -> shapes.TriggerAnswer:
-        """Stop the job with a savepoint; ask at savepoints/{triggerid} how far it is."""
+    def stop(jobid: JobId, body: shapes.StopBody | None = None) -> shapes.TriggerAnswer:
+        """Stop the job with a savepoint; ask at savepoints/{triggerid} how far it is. Without a body: as for one."""
+        body = body or shapes.StopBody()
         target = allowed_target(catalogue.view(jobid), body.targetDirectory, options.savepoint_roots)
         return _start(jobid, body.triggerId, "stop", {"dir": target, "drain": body.drain})
 
@@ -393,9 +370,10 @@ def live(job: JobView) -> Document:
         "checkpoint": last.id if last else None,
         "checkpoint-duration": last.duration_ms if last else None,
         "checkpoint-age": job.now_ms - last.end_ms if last else None,
-        "in-progress": job.checkpoints.count("IN_PROGRESS"),
-        "completed": job.checkpoints.count("COMPLETED"),
-        "failed": job.checkpoints.count("FAILED"),
+        "in-progress": job.checkpoints.in_progress,
+        "completed": job.checkpoints.completed,
+        "failed": job.checkpoints.failed,
+        "triggered": job.checkpoints.triggered,
     }
 
 

@@ -13,8 +13,8 @@ JobOverview = TypedDict(
     "JobOverview",
     {
         "jid": str, "name": str, "state": str, "start-time": int, "end-time": int, "duration": int,
-        "last-modification": int, "run": int, "restarts": int, "epoch": int, "directory": str, "web-url": str,
-        "health": str, "tasks": dict[str, int],
+        "last-modification": int, "run": int, "starts": int, "restarts": int, "epoch": int, "directory": str,
+        "web-url": str, "health": str, "tasks": dict[str, int],
     },
 )  # fmt: skip
 
