@@ -19,7 +19,9 @@ driver. The classes are divided by what the catcher does next::
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -109,9 +111,18 @@ _ALL: dict[str, type[CairnError]] = {
         InternalError,
     )
 }
+_NOTE = "cairn-facts: "
+_CARRIED = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
 _IN_TRACEBACK = re.compile(
-    r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)(?=\n\s*(?:at |SQLSTATE|An exception |Traceback |\n|$)|\Z)", re.DOTALL
+    r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)"
+    rf"(?:\n{_NOTE}(\{{.*?\}})(?=\n|\Z)|(?=\n\s*(?:at |SQLSTATE|An exception |Traceback |\n|$)|\Z))",
+    re.DOTALL,
 )
+
+
+def facts_note(facts: Mapping[str, Any]) -> str:
+    """A line for the note of an exception that carries its facts to whoever reads the traceback."""
+    return _NOTE + json.dumps({name: facts[name] for name in _CARRIED if name in facts}, default=str)
 
 
 def from_traceback(text: str) -> CairnError | None:
@@ -119,5 +130,14 @@ def from_traceback(text: str) -> CairnError | None:
     found = None
     for match in _IN_TRACEBACK.finditer(text):
         kind = _ALL.get(match.group(1), CairnError)
-        found = kind(match.group(3).strip(), code=match.group(2))
+        message = match.group(3).partition(f"\n{_NOTE}")[0].strip()
+        found = kind(message, **_carried(match.group(4)), code=match.group(2))
     return found
+
+
+def _carried(note: str | None) -> dict[str, Any]:
+    try:
+        told = json.loads(note) if note else {}
+    except ValueError:  # cut off on its way
+        return {}
+    return {name: told[name] for name in _CARRIED if name in told}

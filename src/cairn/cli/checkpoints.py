@@ -190,7 +190,7 @@ def _kind(info: CheckpointInfo) -> str:
 
 def _where(info: CheckpointInfo) -> str:
     if info.status is not CheckpointStatus.COMPLETED:
-        return printable(info.failure)
+        return printable(words.first_line(info.failure, 160))
     return "discarded" if info.discarded else printable(info.path)
 
 

@@ -35,6 +35,9 @@ _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
 """What `typer.style` makes of a colour."""
 
 
+_CAUSE_LINES = 24
+
+
 class ExitCode(IntEnum):
     """The exit codes of every command; they are part of the interface."""
 
@@ -168,13 +171,24 @@ class Output:
             traceback.print_exception(error, file=sys.stderr)
         head = self.style(f"error [{error.code}]:", "red", stream=sys.stderr)
         self.message(f"{head} {error.message}")
-        cause = error.facts.get("cause") or error.__cause__
+        cause = error.facts.get("traceback") or error.facts.get("cause") or error.__cause__
         if cause is not None:
             text = f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(cause)
-            self.message(f"  cause:  {_indent(text)}")
+            self.message(f"  cause:  {_indent(text if debug else _shortened(text))}")
         advice = remedy(error)
         if advice:
             self.message(f"  remedy: {_indent(advice)}")
+
+
+def _shortened(text: str) -> str:
+    """The end of a long traceback, where its cause stands, or the beginning of other long text."""
+    lines = text.strip().splitlines()
+    if len(lines) <= _CAUSE_LINES:
+        return text
+    left = f"... ({len(lines) - _CAUSE_LINES} lines are left out; --debug shows them)"
+    if lines[0].startswith("Traceback"):
+        return "\n".join([lines[0], left, *lines[1 - _CAUSE_LINES :]])
+    return "\n".join([*lines[:_CAUSE_LINES], left])
 
 
 def _indent(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cairn.view.records import Health, JobView, is_savepoint
-from cairn.view.words import ago, count, duration
+from cairn.view.words import ago, count, duration, first_line
 
 _SKEWED = 0.5
 _SLOWER = 3.0
@@ -14,7 +14,7 @@ _LATELY_MS = 300_000
 def health_of(job: JobView) -> Health:
     """The level of the worst finding. A job that ended well is `ended`, one that failed or crashed is `bad`."""
     if job.status == "FAILED":
-        cause = job.exceptions[0].text if job.exceptions else "no cause was written down"
+        cause = first_line(job.exceptions[0].text) if job.exceptions else "no cause was written down"
         return Health("bad", "The job has failed.", [cause, *job.damage])
     if job.status == "CRASHED":
         told = f"Run {job.run} (process {job.pid} on {job.host}) is gone without an end; start the job again to go on."
@@ -52,7 +52,8 @@ def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
     done = [info for info in ended if info.status.value == "COMPLETED"]
     failed_in_a_row = next((at for at, info in enumerate(ended) if info.status.value == "COMPLETED"), len(ended))
     if failed_in_a_row:
-        text = f"The newest {failed_in_a_row} checkpoint{'s' if failed_in_a_row > 1 else ''} failed: {ended[0].failure}"
+        text = f"The newest {failed_in_a_row} checkpoint{'s' if failed_in_a_row > 1 else ''} failed: "
+        text += first_line(ended[0].failure)
         (bad if failed_in_a_row > 1 else warn).append(text)
     if interval <= 0:
         warn.append("Checkpoints are off: set execution.checkpointing.interval.")

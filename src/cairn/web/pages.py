@@ -52,7 +52,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "size": words.size, "duration": words.duration, "count": words.count, "when": words.when,
-        "percent": words.percent,
+        "percent": words.percent, "first_line": words.first_line,
     }  # fmt: skip
     made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
     made.filters["quoted"] = shlex.quote
@@ -189,7 +189,10 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
 
     @pages.get("/jobs/{jobid}/exceptions")
     def exceptions(jobid: str) -> HTMLResponse:
-        return job_page("exceptions.html", jobid, "/exceptions", lambda job: {})
+        def make(job: JobView) -> dict[str, Any]:
+            return {"entries": [(event, documents.exception(job, event)) for event in job.exceptions]}
+
+        return job_page("exceptions.html", jobid, "/exceptions", make)
 
     return pages
 

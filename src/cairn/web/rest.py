@@ -110,18 +110,8 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
 
     @api.get("/jobs/{jobid}/exceptions", tags=["jobs"])
     def exceptions(jobid: JobId, maxExceptions: Annotated[int, Query(ge=1, le=500)] = 50) -> Document:
-        """Failures of the job, newest first."""
-        found = catalogue.view(jobid).exceptions
-        entries = [
-            {
-                "exceptionName": str(e.facts.get("code", "error")),
-                "stacktrace": e.text,
-                "timestamp": e.time_ms,
-                "run": e.run,
-            }
-            for e in found[:maxExceptions]
-        ]
-        return {"exceptionHistory": {"entries": entries, "truncated": len(found) > maxExceptions}}
+        """Failures of the job, newest first, with the traceback of the function that raised."""
+        return documents.exceptions(catalogue.view(jobid), maxExceptions)
 
     @api.get("/jobs/{jobid}/rescales/history", tags=["jobs"])
     def rescales(jobid: JobId) -> Document:
