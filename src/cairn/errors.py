@@ -111,6 +111,34 @@ _ALL: dict[str, type[CairnError]] = {
         InternalError,
     )
 }
+# The first entry that matches decides, so subclasses stand before their parents.
+_ADVICE: tuple[tuple[type[CairnError], str], ...] = (
+    (StateTypeError, "Make the value fit the declared type, or declare another type."),
+    (InvalidInputError, "Correct the named call or setting and start again; no state was changed."),
+    (NotFoundError, "Check the name and the directory."),
+    (FencedError, "Another run owns this job. Leave it running, or stop it and start this one again."),
+    (CorruptFileError, "Start from an older checkpoint or a savepoint; keep the damaged file."),
+    (IncompatibleStateError, "Go back to the code that fits the state, or migrate the state."),
+    (StorageError, "Check that the storage can be reached and has space, then start again."),
+    (UserFunctionError, "Correct the function and start again; the last committed epoch is intact."),
+    (EpochFailedError, "Start again; the job goes on from the last committed epoch."),
+    (
+        CheckpointFailedError,
+        "The job and its earlier checkpoints are as they were. Correct the cause and take another one.",
+    ),
+    (StateMisuseError, "Use the handle only where its contract allows it."),
+    (InternalError, "This is a bug in cairn. Run again with --debug and report the traceback."),
+)
+
+
+def remedy(error: CairnError) -> str | None:
+    """What to do next: the error's own `remedy` fact, or the general advice for its kind."""
+    own = error.facts.get("remedy")
+    if own:
+        return str(own)
+    return next((advice for kind, advice in _ADVICE if isinstance(error, kind)), None)
+
+
 _NOTE = "cairn-facts: "
 _CARRIED = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
 _IN_TRACEBACK = re.compile(

@@ -206,7 +206,10 @@ def _acknowledged(info: CheckpointInfo) -> str:
 
 
 def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout: float, out: Output) -> int:
+    from cairn.cli.jobs import refuse_ended
+
     files, identity = open_job(job, directory)
+    refuse_ended(files, identity, "no checkpoint can be taken")
     with watching(out, f"asking job {identity.job_id} for a checkpoint", following(files, "checkpoint")):
         answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
     if answer is None:

@@ -17,18 +17,14 @@ from typing import Any, TextIO
 
 from cairn.errors import (
     CairnError,
-    CheckpointFailedError,
     CorruptFileError,
-    EpochFailedError,
     FencedError,
     IncompatibleStateError,
-    InternalError,
     InvalidInputError,
     NotFoundError,
-    StateMisuseError,
     StateTypeError,
     StorageError,
-    UserFunctionError,
+    remedy,
 )
 
 _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
@@ -53,40 +49,19 @@ class ExitCode(IntEnum):
 
 
 # The first entry that matches decides, so subclasses stand before their parents.
-_ERRORS: tuple[tuple[type[CairnError], ExitCode, str], ...] = (
-    (StateTypeError, ExitCode.FAILED, "Make the value fit the declared type, or declare another type."),
-    (InvalidInputError, ExitCode.USAGE, "Correct the named call or setting and start again; no state was changed."),
-    (NotFoundError, ExitCode.NOT_FOUND, "Check the name and the directory."),
-    (
-        FencedError,
-        ExitCode.CONFLICT,
-        "Another run owns this job. Leave it running, or stop it and start this one again.",
-    ),
-    (CorruptFileError, ExitCode.DAMAGED, "Start from an older checkpoint or a savepoint; keep the damaged file."),
-    (IncompatibleStateError, ExitCode.INCOMPATIBLE, "Go back to the code that fits the state, or migrate the state."),
-    (StorageError, ExitCode.STORAGE, "Check that the storage can be reached and has space, then start again."),
-    (UserFunctionError, ExitCode.FAILED, "Correct the function and start again; the last committed epoch is intact."),
-    (EpochFailedError, ExitCode.FAILED, "Start again; the job goes on from the last committed epoch."),
-    (
-        CheckpointFailedError,
-        ExitCode.FAILED,
-        "The job and its earlier checkpoints are as they were. Correct the cause and take another one.",
-    ),
-    (StateMisuseError, ExitCode.FAILED, "Use the handle only where its contract allows it."),
-    (InternalError, ExitCode.FAILED, "This is a bug in cairn. Run again with --debug and report the traceback."),
+_CODES: tuple[tuple[type[CairnError], ExitCode], ...] = (
+    (StateTypeError, ExitCode.FAILED),
+    (InvalidInputError, ExitCode.USAGE),
+    (NotFoundError, ExitCode.NOT_FOUND),
+    (FencedError, ExitCode.CONFLICT),
+    (CorruptFileError, ExitCode.DAMAGED),
+    (IncompatibleStateError, ExitCode.INCOMPATIBLE),
+    (StorageError, ExitCode.STORAGE),
 )
 
 
 def exit_code(error: CairnError) -> ExitCode:
-    return next((code for kind, code, _ in _ERRORS if isinstance(error, kind)), ExitCode.FAILED)
-
-
-def remedy(error: CairnError) -> str | None:
-    """The error's own `remedy` fact, or the general advice for its kind."""
-    own = error.facts.get("remedy")
-    if own:
-        return str(own)
-    return next((advice for kind, _, advice in _ERRORS if isinstance(error, kind)), None)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
 def printable(text: str) -> str:

@@ -108,12 +108,20 @@ def _head(snapshot: Snapshot) -> str:
     return f"{snapshot.kind} of {told.name}, {made}: {snapshot.path}"
 
 
+def opened(path: str, out: Output) -> Snapshot:
+    """The snapshot of a path; says so if it is another one than a job's directory stands for."""
+    snapshot = open_snapshot(path)
+    if snapshot.note:
+        out.message(snapshot.note)
+    return snapshot
+
+
 # cairn state
 
 
 def ls(path: str, out: Output) -> int:
     """What operators and states a snapshot has."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     told = snapshot.metadata
     out.document({
         "path": snapshot.path, "kind": snapshot.kind, "id": told.id, "job": told.job_id, "name": told.name,
@@ -166,7 +174,7 @@ def _size(count: int | None) -> str:
 
 def show(path: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
     """Some rows of a state."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     operator = snapshot.operator(uid)
     found = operator.state(state)
     with reading(snapshot):
@@ -180,7 +188,7 @@ def show(path: str, uid: str | None, state: str | None, limit: int, out: Output)
 
 def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequence[str], out: Output) -> int:
     """The state of one key."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     operator = snapshot.operator(uid)
     found = operator.state(state)
     refuse_key(operator, found)
@@ -231,7 +239,7 @@ def _parsed(name: str, dtype: DataType, text: str) -> Any:
 
 def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
     """What changed from one snapshot to another. Exit code 0, whether something did or not."""
-    first, second = open_snapshot(path), open_snapshot(other)
+    first, second = opened(path, out), opened(other, out)
     pairs = _pairs(first, second, uid, state)
     told: list[dict[str, Any]] = []
     for name, one, two in pairs:
@@ -301,7 +309,7 @@ def _changes(part: Any, limit: int) -> list[dict[str, Any]]:
 
 def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
     """All rows of a state as one file: Parquet, CSV or JSON lines, by its ending."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     found = snapshot.operator(uid).state(state)
     kind = _FORMATS.get(os.path.splitext(target)[1].lower())
     if kind is None:
@@ -372,7 +380,7 @@ def _as_text(table: pa.Table) -> pa.Table:
 
 def verify(path: str, out: Output) -> int:
     """Read every byte of a snapshot and compare it with its checksums."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     total = verified_bytes(snapshot)
     with reading(snapshot), progress(out, "verifying", total, "bytes") as advance:
         problems = verified(snapshot, advance)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from cairn.view.records import Health, JobView, is_savepoint
+from cairn.storage.checkpoints import newest_savepoint
+from cairn.view.records import Health, JobView, OperatorView, is_savepoint
 from cairn.view.words import ago, count, duration, first_line
 
 _SKEWED = 0.5
 _SLOWER = 3.0
 _NOTICEABLE_MS = 1000
 _LATELY_MS = 300_000
+_AGAIN = 3
+"""So many failures of late are no accident."""
+_KEYS = 10
+"""Skew is judged from so many keys for a subtask on: a handful of them is uneven by chance."""
+_EPOCHS = 20
 
 
 def health_of(job: JobView) -> Health:
@@ -23,13 +29,16 @@ def health_of(job: JobView) -> Health:
         )
     if not job.running:
         word = {"FINISHED": "The job has finished.", "CANCELED": "The job was canceled."}.get(job.status)
-        return Health("ended", word or "It is not known whether the job runs.", job.damage)
+        return Health("ended", word or "It is not known whether the job runs.", [*_left(job), *job.damage])
     bad = [*job.damage]
     warn: list[str] = []
     _checkpoints(job, bad, warn)
     if job.status == "RESTARTING":
         bad.append("The job failed and is being restarted; Exceptions has the cause.")
     failed = next((event.time_ms for event in job.exceptions), 0)
+    again = _failures(job)
+    if len(again) >= _AGAIN:
+        return Health("bad", "The job fails again and again.", [_looping(job, again), *bad, *warn])
     if failed and job.status != "RESTARTING" and job.now_ms - failed < _LATELY_MS:
         told = f"It failed {ago(failed, job.now_ms)} and was started again without losing anything"
         warn.append(f"{told}; Exceptions has the cause.")
@@ -37,13 +46,43 @@ def health_of(job: JobView) -> Health:
         if operator.level == "high":
             share = f"{operator.backpressured:.0%}"
             warn.append(f"Operator {operator.uid} is backpressured {share} of its time: what follows it is slower.")
-        if operator.skew > _SKEWED and operator.parallelism > 1:
+        if (
+            operator.skew > _SKEWED
+            and operator.parallelism > 1
+            and _keys(job, operator) >= _KEYS * operator.parallelism
+        ):
             warn.append(f"Operator {operator.uid} is skewed {operator.skew:.0%}: few subtasks do most of the work.")
     if bad:
         return Health("bad", "The job runs, and something is wrong.", [*bad, *warn])
     if warn:
         return Health("warn", "The job runs; have a look.", warn)
     return Health("ok", "The job is fine.", _good(job))
+
+
+def _has_many_keys(job: JobView, operator: OperatorView) -> bool:
+    """Whether enough different keys came to an operator in one of its newest epochs to tell skew from chance."""
+    loads = (epoch.operators.get(operator.uid, []) for epoch in job.epochs[-_EPOCHS:])
+    return any(sum(load.keys for load in subtasks) >= _KEYS * operator.parallelism for subtasks in loads)
+
+
+def _failures(job: JobView) -> list[int]:
+    """When the job failed or crashed of late; being stopped and started again is no failure."""
+    found = []
+    before = ""
+    for event in job.events:
+        if event.kind in ("failed", "restarting") or (event.kind == "started" and before == "started"):
+            found.append(event.time_ms)
+        before = event.kind
+    return [moment for moment in found if job.now_ms - moment < _LATELY_MS]
+
+
+def _looping(job: JobView, again: list[int]) -> str:
+    starts = [restore.epoch for restore in job.restores[:_AGAIN]]
+    stuck = len(starts) == _AGAIN and len(set(starts)) == 1 and job.epoch in (-1, *starts)
+    pace = f"It failed {len(again)} times in the last {duration(job.now_ms - again[0])} and was started again each time"
+    pace += f"; it does not get beyond epoch {job.epoch}." if stuck else "."
+    cause = f" The newest cause: {first_line(job.exceptions[0].text)}" if job.exceptions else ""
+    return f"{pace}{cause}"
 
 
 def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
@@ -66,6 +105,15 @@ def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
         before = sorted(info.duration_ms for info in done[5:])[len(done[5:]) // 2]
         if recent > _NOTICEABLE_MS and recent > _SLOWER * max(1, before):
             warn.append(f"Checkpoints take {recent} ms of late, {before} ms before.")
+
+
+def _left(job: JobView) -> list[str]:
+    """What a job that has ended can be started from."""
+    if job.status not in ("FINISHED", "CANCELED"):
+        return []
+    told = [f"Started again, it goes on from epoch {job.epoch}."] if job.epoch >= 0 else []
+    saved = newest_savepoint(job.checkpoints.history)
+    return [*told, f"Its newest savepoint is {saved.path}."] if saved is not None else told
 
 
 def _good(job: JobView) -> list[str]:
