@@ -46,11 +46,7 @@ def health_of(job: JobView) -> Health:
         if operator.level == "high":
             share = f"{operator.backpressured:.0%}"
             warn.append(f"Operator {operator.uid} is backpressured {share} of its time: what follows it is slower.")
-        if (
-            operator.skew > _SKEWED
-            and operator.parallelism > 1
-            and _keys(job, operator) >= _KEYS * operator.parallelism
-        ):
+        if operator.skew > _SKEWED and operator.parallelism > 1 and _has_many_keys(job, operator):
             warn.append(f"Operator {operator.uid} is skewed {operator.skew:.0%}: few subtasks do most of the work.")
     if bad:
         return Health("bad", "The job runs, and something is wrong.", [*bad, *warn])
