@@ -25,7 +25,7 @@ from cairn.api.failures import (
     other_writer,
 )
 from cairn.api.gate import EpochGate
-from cairn.api.interrupts import interrupts
+from cairn.api.interrupts import interrupts, wind_down
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered
 from cairn.api.retention import discard_all, keeps_checkpoints
@@ -109,6 +109,8 @@ class JobHandle:
         self._canceled = False
         self._stopped = False
         """Stopped with a savepoint: the job has come to a good end."""
+        self._suspended = False
+        """Interrupted: it is meant to go on."""
         self._generation = 0
         self._interrupted_wait = threading.Event()
         self._over = threading.Event()
@@ -224,19 +226,19 @@ class JobHandle:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job has ended, at most `timeout` seconds; True if it has. A failed job raises its error.
 
-        Ctrl-C while waiting cancels the job: the running epoch is finished first. A second one gives it up.
+        Ctrl-C while waiting ends the job well: the running epoch is finished, a last checkpoint is taken if checkpoints
+        are on, all checkpoints stay, and a message says what is kept. A second one ends it at once.
         """
         with interrupts() as interrupted:
             try:
                 return self._await(timeout, interrupted)
             except KeyboardInterrupt:
-                _log.warning("interrupted: job %s stops after its running epoch", self.name)
-                self.cancel()
-                kept = self._coordinator.current_epoch() if self._coordinator is not None else -1
-                _log.warning(
-                    "job %s has ended; epoch %d and all before it are kept, start it again to go on", self.name, kept
-                )
+                wind_down(self, self._gate, self._coordinator, self._suspend)
                 raise
+
+    def _suspend(self) -> None:
+        """What ends now was interrupted, not given up: its checkpoints stay, whatever the retention says."""
+        self._suspended = True
 
     def _await(self, timeout: float | None, interrupted: Callable[[], bool]) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -397,7 +399,7 @@ class JobHandle:
     def _apply_retention(self) -> None:
         """At the end of a job its checkpoints go or stay, as configured. Those of a job that a newer run has stay."""
         failure = self._failure()
-        if keeps_checkpoints(self._retention, self._canceled, failure) or from_outside(failure):
+        if self._suspended or keeps_checkpoints(self._retention, self._canceled, failure) or from_outside(failure):
             return
         if self._overtaken() is None:
             discard_all(LocalFileSystem(self.directory), self.name)
