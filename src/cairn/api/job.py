@@ -31,6 +31,7 @@ from cairn.api.recovery import Recovered
 from cairn.api.retention import discard_all, keeps_checkpoints
 from cairn.api.savepoints import target_directory
 from cairn.api.stopping import stop
+from cairn.api.watchers import tell
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
@@ -49,6 +50,7 @@ from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.hints import forget_running, note_running
 from cairn.storage.manifests import Runs
 from cairn.view.notebook import Checkpoints, job_html
 from cairn.view.reading import JobReader
@@ -332,6 +334,8 @@ class JobHandle:
                 self._tell_end()
             finally:
                 self._over.set()
+                forget_running(self.directory)
+                tell("ended", self)
 
     def _tell_end(self) -> None:
         """Write down how the job ended."""
@@ -369,6 +373,7 @@ class JobHandle:
                     _log.error("job %s stays down: its restart strategy (%s) is exhausted", self.name, strategy)
                 return False
             _log.warning("job %s failed and is restarted in %d ms: %s", self.name, delay, failure)
+            tell("restarting", self, failure=failure)
             if self._publisher is not None:
                 self._publisher.failed(failure, restarting=True)
             if self._interrupted_wait.wait(delay / 1000):
@@ -438,7 +443,10 @@ class JobHandle:
         self._control = control
         self._loop = loop
         self._query = query
+        coordinator.listeners.completed.append(lambda number: tell("checkpoint", self, number=number))
+        tell("started", self)
         if first:
+            note_running(self.directory)
             if self._publisher is not None:
                 self._publisher.serve(lambda: self.status().value, self._in_progress)
             threading.Thread(target=self._supervise, name=f"cairn-supervisor-{self.job_id}", daemon=True).start()
@@ -446,6 +454,7 @@ class JobHandle:
     def _on_epoch(self, report: EpochReport) -> None:
         with self._lock:
             self._reports.append(report)
+        tell("epoch", self, report=report)
         for listener in list(self._listeners):
             try:
                 listener(report)

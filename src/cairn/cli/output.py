@@ -32,6 +32,8 @@ _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
 
 
 _CAUSE_LINES = 24
+QUIET_VARIABLE = "CAIRN_QUIET"
+"""Set by --quiet."""
 
 
 class ExitCode(IntEnum):
@@ -93,16 +95,49 @@ def json_text(value: Any) -> str:
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
+def json_line(value: Any) -> str:
+    """A JSON document in one line."""
+    return json.dumps(value, default=str)
+
+
+def problem_document(error: CairnError) -> dict[str, Any]:
+    """An error as a problem document (RFC 9457), as REST tells it; `location` is the line of user code to look at."""
+    facts = error.facts
+    where = {name: facts[name] for name in ("file", "line", "function") if name in facts}
+    return {
+        "type": f"urn:cairn:error:{error.code}",
+        "title": error.code.replace("-", " "),
+        "detail": error.message,
+        "code": error.code,
+        "remedy": remedy(error) or "",
+        "exit_code": int(exit_code(error)),
+        "location": where or None,
+        "cause": str(facts["traceback"]) if facts.get("traceback") else None,
+    }
+
+
+def usage_document(text: str, code: int) -> dict[str, Any]:
+    """A problem document for a command that was not understood, or for what nobody foresaw."""
+    kind = "usage" if code == ExitCode.USAGE else "internal"
+    told = {"type": f"urn:cairn:error:{kind}", "title": kind, "detail": text, "code": kind}
+    return {**told, "remedy": "", "exit_code": code, "location": None, "cause": None}
+
+
+def quiet_wanted() -> bool:
+    return os.environ.get(QUIET_VARIABLE, "") not in ("", "0")
+
+
 def wants_colour(stream: TextIO) -> bool:
     """Colour on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb says otherwise."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Output:
-    """Prints the result of one command. With `as_json` the only thing on stdout is one JSON document."""
+    """Prints the result of one command. With `as_json` the only thing on stdout is JSON; an error is JSON on stderr."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
+        self.quiet = quiet_wanted()
 
     def line(self, text: str = "") -> None:
         """A line of the result, for people. Nothing is printed when the result is JSON."""
@@ -129,8 +164,17 @@ class Output:
             console = Console(width=self.columns, no_color=True, highlight=False, force_terminal=False)
         console.print(table)
 
+    def event(self, value: dict[str, Any]) -> None:
+        """Something that happened, in one line, for programs. Nothing is printed when the result is text."""
+        if self.as_json:
+            print(json_line(value), flush=True)
+
     def message(self, text: str) -> None:
-        """Something about the work that is not its result."""
+        """Something about the work that is not its result; --quiet leaves it out."""
+        if not self.quiet:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
         print(_shown(text, sys.stderr), file=sys.stderr, flush=True)
 
     def style(self, text: str, colour: str, *, stream: TextIO | None = None) -> str:
@@ -144,15 +188,18 @@ class Output:
         """What failed, why and what to do next; the traceback only when asked for."""
         if debug:
             traceback.print_exception(error, file=sys.stderr)
+        if self.as_json:
+            self._say(json_line(problem_document(error)))
+            return
         head = self.style(f"error [{error.code}]:", "red", stream=sys.stderr)
-        self.message(f"{head} {error.message}")
+        self._say(f"{head} {error.message}")
         cause = error.facts.get("traceback") or error.facts.get("cause") or error.__cause__
         if cause is not None:
             text = f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(cause)
-            self.message(f"  cause:  {_indent(text if debug else _shortened(text))}")
+            self._say(f"  cause:  {_indent(text if debug else _shortened(text))}")
         advice = remedy(error)
         if advice:
-            self.message(f"  remedy: {_indent(advice)}")
+            self._say(f"  remedy: {_indent(advice)}")
 
 
 def _shortened(text: str) -> str:

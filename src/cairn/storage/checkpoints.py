@@ -10,13 +10,13 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError, StorageError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointType
 from cairn.model.manifest import gave_up
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
@@ -44,18 +44,6 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     checkpoint = container.unseal(data, _VERSION, Checkpoint, name)
     check_checkpoint(checkpoint, name)
     return checkpoint
-
-
-def savepoint_there(info: CheckpointInfo) -> bool:
-    """Whether a completed savepoint still exists: it is its owner's, who may have deleted or moved it."""
-    return bool(info.path) and os.path.isfile(os.path.join(info.path, layout.METADATA))
-
-
-def newest_savepoint(history: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
-    """The newest completed savepoint among these, newest first, that still exists."""
-    saved = (info for info in history if info.type is CheckpointType.SAVEPOINT)
-    done = (info for info in saved if info.status is CheckpointStatus.COMPLETED)
-    return next((info for info in done if savepoint_there(info)), None)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cairn.storage.checkpoints import newest_savepoint
+from cairn.storage.savepoints import newest_savepoint
 from cairn.view.records import Health, JobView, OperatorView, is_savepoint
 from cairn.view.words import ago, count, duration, first_line
 

@@ -16,9 +16,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from cairn import __version__
 from cairn.errors import CairnError, CorruptFileError, InternalError, NotFoundError, remedy
 from cairn.model.checkpoint import CheckpointInfo
-from cairn.storage.checkpoints import savepoint_there
+from cairn.storage.savepoints import savepoint_there
 from cairn.view import documents, words
 from cairn.view import state as states
+from cairn.view.exceptions import exception
 from cairn.view.health import health_of
 from cairn.view.records import JobView, is_savepoint
 from cairn.web import charts, rest
@@ -51,10 +52,10 @@ def environment() -> Environment:
     )
     made.filters |= {
         "size": words.size, "duration": words.duration, "count": words.count, "when": words.when,
-        "percent": words.percent, "first_line": words.first_line,
+        "percent": words.percent,
     }  # fmt: skip
     made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
-    made.filters |= {"quoted": shlex.quote, "remedy": remedy}
+    made.filters |= {"quoted": shlex.quote, "remedy": remedy, "first_line": words.first_line}
     made.tests["savepoint"] = is_savepoint
     return made
 
@@ -193,7 +194,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     @pages.get("/jobs/{jobid}/exceptions")
     def exceptions(jobid: str) -> HTMLResponse:
         def make(job: JobView) -> dict[str, Any]:
-            return {"entries": [(event, documents.exception(job, event)) for event in job.exceptions]}
+            return {"entries": [(event, exception(job, event)) for event in job.exceptions]}
 
         return job_page("exceptions.html", jobid, "/exceptions", make)
 

@@ -21,6 +21,7 @@ from cairn.runtime.snapshots import Snapshot, open_snapshot
 from cairn.storage import layout
 from cairn.view import documents
 from cairn.view import state as states
+from cairn.view.exceptions import exceptions as history_of
 from cairn.view.records import JobView, OperatorView, is_savepoint
 from cairn.web import shapes
 from cairn.web.catalogue import Catalogue
@@ -113,7 +114,7 @@ def _reading(api: APIRouter, catalogue: Catalogue) -> None:
     @api.get("/jobs/{jobid}/exceptions", tags=["jobs"])
     def exceptions(jobid: JobId, maxExceptions: Annotated[int, Query(ge=1, le=500)] = 50) -> Document:
         """Failures of the job, newest first, with the traceback of the function that raised."""
-        return documents.exceptions(catalogue.view(jobid), maxExceptions)
+        return history_of(catalogue.view(jobid), maxExceptions)
 
     @api.get("/jobs/{jobid}/rescales/history", tags=["jobs"])
     def rescales(jobid: JobId) -> Document:
