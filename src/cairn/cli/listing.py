@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from cairn.cli.output import ExitCode, Output, printable
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import CairnError
+from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.filesystem import local_root
 from cairn.storage.hints import running_directories
 from cairn.view import words
@@ -66,6 +67,12 @@ def _jobs(directory: str | None, running: bool, damaged: dict[str, CairnError]) 
     return [job for job in found if job.running or not running]
 
 
+def _age(last: CheckpointInfo | None, now_ms: int) -> str:
+    if last is None:
+        return "-"
+    return words.ago(last.end_ms, now_ms) + (", discarded" if last.discarded else "")
+
+
 def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory: str, out: Output) -> None:
     if not jobs and not damaged:
         out.line(f"no jobs in {directory}; start one with: cairn run JOB.py")
@@ -99,7 +106,7 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
             words.when(job.started_ms),
             words.duration(job.duration_ms),
             str(job.epoch) if job.epoch >= 0 else "-",
-            words.ago(last.end_ms, job.now_ms) if last else "-",
+            _age(last, job.now_ms),
             words.size(job.state_bytes),
             Text(printable(health_of(job).verdict)),
             Text(printable(job.url)),

@@ -7,13 +7,20 @@ import threading
 import time
 from collections.abc import Mapping
 
-from cairn.errors import CairnError, NotFoundError, remedy
+from cairn.errors import CairnError, CorruptFileError, NotFoundError, remedy
 from cairn.view.reading import JobReader, find_readers, no_such_job
 from cairn.view.records import JobView
 
 _FRESH = 0.5
 _LOOK_AGAIN = 2.0
 _ENDED_KEPT = 20
+
+
+def _advice(error: CairnError) -> str:
+    """What helps where not even the name of the job can be read."""
+    if isinstance(error, CorruptFileError) and "remedy" not in error.facts:
+        return "Bring the file back from a copy. Until then, start the job from a savepoint under another name."
+    return remedy(error) or ""
 
 
 class Catalogue:
@@ -83,7 +90,7 @@ class Catalogue:
             self._look()
             found = {**self._damaged, **self._unread}
         return [
-            {"directory": path, "code": error.code, "error": error.message, "remedy": remedy(error) or ""}
+            {"directory": path, "code": error.code, "error": error.message, "remedy": _advice(error)}
             for path, error in sorted(found.items())
         ]
 
