@@ -10,6 +10,14 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Jobs leave notes in the user's state directory; those of tests go elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     try:

@@ -19,7 +19,9 @@ driver. The classes are divided by what the catcher does next::
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -109,9 +111,46 @@ _ALL: dict[str, type[CairnError]] = {
         InternalError,
     )
 }
-_IN_TRACEBACK = re.compile(
-    r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)(?=\n\s*(?:at |SQLSTATE|An exception |Traceback |\n|$)|\Z)", re.DOTALL
+# The first entry that matches decides, so subclasses stand before their parents.
+_ADVICE: tuple[tuple[type[CairnError], str], ...] = (
+    (StateTypeError, "Make the value fit the declared type, or declare another type."),
+    (InvalidInputError, "Correct the named call or setting and start again; no state was changed."),
+    (NotFoundError, "Check the name and the directory."),
+    (FencedError, "Another run owns this job. Leave it running, or stop it and start this one again."),
+    (CorruptFileError, "Start from an older checkpoint or a savepoint; keep the damaged file."),
+    (IncompatibleStateError, "Go back to the code that fits the state, or migrate the state."),
+    (StorageError, "Check that the storage can be reached and has space, then start again."),
+    (UserFunctionError, "Correct the function and start again; the last committed epoch is intact."),
+    (EpochFailedError, "Start again; the job goes on from the last committed epoch."),
+    (
+        CheckpointFailedError,
+        "The job and its earlier checkpoints are as they were. Correct the cause and take another one.",
+    ),
+    (StateMisuseError, "Use the handle only where its contract allows it."),
+    (InternalError, "This is a bug in cairn. Run again with --debug and report the traceback."),
 )
+
+
+def remedy(error: CairnError) -> str | None:
+    """What to do next: the error's own `remedy` fact, or the general advice for its kind."""
+    own = error.facts.get("remedy")
+    if own:
+        return str(own)
+    return next((advice for kind, advice in _ADVICE if isinstance(error, kind)), None)
+
+
+_NOTE = "cairn-facts: "
+_CARRIED = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
+_IN_TRACEBACK = re.compile(
+    r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)"
+    rf"(?:\n{_NOTE}(\{{.*?\}})(?=\n|\Z)|(?=\n\s*(?:at |SQLSTATE|An exception |Traceback |\n|$)|\Z))",
+    re.DOTALL,
+)
+
+
+def facts_note(facts: Mapping[str, Any]) -> str:
+    """A line for the note of an exception that carries its facts to whoever reads the traceback."""
+    return _NOTE + json.dumps({name: facts[name] for name in _CARRIED if name in facts}, default=str)
 
 
 def from_traceback(text: str) -> CairnError | None:
@@ -119,5 +158,14 @@ def from_traceback(text: str) -> CairnError | None:
     found = None
     for match in _IN_TRACEBACK.finditer(text):
         kind = _ALL.get(match.group(1), CairnError)
-        found = kind(match.group(3).strip(), code=match.group(2))
+        message = match.group(3).partition(f"\n{_NOTE}")[0].strip()
+        found = kind(message, **_carried(match.group(4)), code=match.group(2))
     return found
+
+
+def _carried(note: str | None) -> dict[str, Any]:
+    try:
+        told = json.loads(note) if note else {}
+    except ValueError:  # cut off on its way
+        return {}
+    return {name: told[name] for name in _CARRIED if name in told}

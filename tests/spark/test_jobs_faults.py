@@ -24,6 +24,8 @@ from cairn import (
     UserFunctionError,
     ValueStateDescriptor,
 )
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.view.journal import Journal
 
 pytestmark = pytest.mark.spark
 ship(__name__)
@@ -61,7 +63,7 @@ def test_poison_record(lab: Lab) -> None:
     lab.feed(rows[:60], files=2)
     lab.feed(rows[60:])
     with pytest.raises(UserFunctionError) as raised:
-        lab.oracle(function=Poisoned())
+        lab.oracle(function=Poisoned(), cairn__errors__show_values=False)
     text = str(raised.value)
     for part in ("[user-function]", "operator 'oracle'", "epoch 2", f"key '{poisoned[0]}'", "ValueError", "intact"):
         assert part in text
@@ -73,10 +75,18 @@ def test_poison_record(lab: Lab) -> None:
     assert lab.written() == expected(rows)
 
 
-def test_values_are_shown_on_request(lab: Lab) -> None:
+def test_a_failure_names_the_line_of_the_function(lab: Lab) -> None:
     lab.feed([("a", 0, 666_666)])
-    with pytest.raises(UserFunctionError, match="ValueError: secret amount 666666"):
-        lab.oracle(function=Poisoned(), cairn__errors__show_values=True)
+    with pytest.raises(UserFunctionError, match="ValueError: secret amount 666666") as raised:
+        lab.oracle(function=Poisoned())
+    facts = raised.value.facts
+    assert f"({__file__}, line {facts['line']}, in Poisoned.process_element)" in raised.value.message
+    assert facts["traceback"].endswith("ValueError: secret amount 666666")
+    event = next(
+        event for event in Journal(LocalFileSystem(str(lab.jobs / "oracle"))).events() if event.kind == "failed"
+    )
+    assert event.facts["traceback"] == facts["traceback"]
+    assert event.facts["line"] == facts["line"]
 
 
 @pytest.mark.parametrize("backend", ["lmdb", "hashmap", "rocksdb"])

@@ -75,7 +75,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "pipeline.auto-generate-uids": ("false", False),
     "cairn.compaction.max-chain": ("8", 8),
     "cairn.epochs.retained": ("5", 5),
-    "cairn.errors.show-values": ("true", True),
+    "cairn.errors.show-values": ("false", False),
     "rest.port": ("9000", 9000),
     "rest.bind-address": ("0.0.0.0", "0.0.0.0"),
     "web.checkpoints.history": ("10", 10),

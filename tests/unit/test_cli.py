@@ -14,7 +14,7 @@ import pytest
 from cairn import errors
 from cairn.cli import doctor
 from cairn.cli.doctor import Check, Status
-from cairn.cli.output import ExitCode, Output, exit_code, remedy, wants_colour
+from cairn.cli.output import ExitCode, Output, exit_code, wants_colour
 from cairn.cli.run import job_config, parse_settings
 
 VARIABLES_OF_OURS = ("CAIRN_CONFIG", "CAIRN_DEBUG")
@@ -155,7 +155,7 @@ def test_run_gives_local_workers_this_interpreter_but_not_those_of_a_cluster(tmp
 def test_each_error_has_its_exit_code(kind: str, code: int) -> None:
     error = getattr(errors, kind)("it broke")
     assert exit_code(error) == code
-    assert remedy(error) or kind == "CairnError"
+    assert errors.remedy(error) or kind == "CairnError"
 
 
 def test_run_tells_code_cause_and_remedy_without_a_traceback(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ def call(*args: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def answer(*args: str) -> Any:
-    code, text = call(*args, "--json")
-    assert code == 0, text
+def answer(*args: str, code: int = 0) -> Any:
+    found, text = call(*args, "--json")
+    assert found == code, text
     return json.loads(text)
 
 
@@ -64,6 +64,18 @@ def test_ls_tells_operators_and_states(savepoint: str) -> None:
     code, text = call("state", "ls", savepoint)
     assert code == 0
     assert "map of string -> double" in text
+    assert "keys" not in operator["states"][0], "rows are read on request only"
+
+
+def test_ls_counts_keys_on_request(savepoint: str) -> None:
+    states = {state["name"]: state for state in answer("state", "ls", savepoint, "--keys")["operators"][0]["states"]}
+    assert (states["total"]["keys"], states["total"]["counted"]) == (300, True)
+    assert states["total"]["skew"] < 0.5, "300 keys in 16 key groups are enough to tell"
+    assert states["by page"]["biggest"][0]["weight"] == 3
+    assert states["empty"]["keys"] == 0
+    code, text = call("state", "ls", savepoint, "-k")
+    assert code == 0
+    assert "biggest key" in text
 
 
 def test_show_and_get(savepoint: str) -> None:
@@ -102,14 +114,15 @@ def test_diff_counts_and_shows(savepoint: str, original: str) -> None:
         return type(table).from_pylist([row for row in rows if row["user"] != "u9"], schema=table.schema)
 
     rewrite(savepoint, "total", edit)
-    told = answer("state", "diff", original, savepoint, "op", "total")["states"]
+    told = answer("state", "diff", original, savepoint, "op", "total", code=1)["states"]
     assert [(s["added"], s["removed"], s["changed"]) for s in told] == [(0, 1, 2)]
     shown = {(row["change"], row["user"], row["value"], row.get("before")) for row in told[0]["rows"]}
     assert shown == {("removed", "u9", 90, None), ("changed", "u7", 71, 70), ("changed", "u8", 81, 80)}
-    back = answer("state", "diff", savepoint, original, "op", "total")["states"]
+    back = answer("state", "diff", savepoint, original, "op", "total", code=1)["states"]
     assert [(s["added"], s["removed"], s["changed"]) for s in back] == [(1, 0, 2)]
     code, text = call("state", "diff", original, savepoint)
-    assert code == 0
+    assert code == 1, "as diff(1)"
+    assert answer("state", "diff", original, original)["different"] is False
     assert "removed" in text
     assert call("state", "diff", original, savepoint, "nobody")[0] == 3
 
@@ -158,7 +171,7 @@ def test_numbers_that_json_has_no_word_for_are_text(savepoint: str, tmp_path: Pa
 def test_verify(savepoint: str) -> None:
     told = answer("verify", savepoint)
     assert told["intact"]
-    assert told["bytes"] > 0
+    assert told["bytes"] == sum(path.stat().st_size for path in Path(savepoint).rglob("*") if path.is_file())
     Path(savepoint, "tables/op/notes.txt").write_text("mine")
     told = answer("verify", savepoint)
     assert told["intact"], "a file that nobody reads is no damage"

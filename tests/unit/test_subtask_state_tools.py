@@ -99,7 +99,7 @@ def test_what_differs(tmp_path: Path) -> None:
         counted[name] = [sum(getattr(p, which).num_rows for p in parts) for which in ("added", "removed", "after")]
     assert counted["held"] == [2, 0, 0]
     assert counted["counts"] == [0, 0, 2]
-    told = answer("state", "diff", first, second, UID, "held")["states"][0]
+    told = answer("state", "diff", first, second, UID, "held", code=1)["states"][0]
     assert [(row["change"], row["key_group"], row["position"], row["value"]) for row in told["rows"]] == [
         ("added", 0, 5, 7), ("added", 64, 3, 8),
     ]  # fmt: skip

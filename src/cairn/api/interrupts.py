@@ -1,12 +1,92 @@
-"""Ctrl-C while somebody waits for a job."""
+"""Ctrl-C while somebody waits for a job: once, it ends well, with a last checkpoint; twice, it ends at once."""
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
+
+from cairn.api.gate import EpochGate
+from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.errors import CairnError
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.filesystem import LocalFileSystem
+
+_log = logging.getLogger("cairn.job")
+PATIENCE = 30.0
+"""Seconds for the running epoch, and for the last checkpoint, each."""
+
+
+class Interruptible(Protocol):
+    """The part of a job that an interrupt needs."""
+
+    name: str
+    directory: str
+
+    def cancel(self, grace: float = ...) -> None: ...
+
+
+def wind_down(
+    job: Interruptible, gate: EpochGate, coordinator: CheckpointCoordinator | None, suspend: Callable[[], None]
+) -> None:
+    """End an interrupted job: finish the running epoch, take a last checkpoint if checkpoints are on, say what is kept.
+
+    `suspend` is called before the end: what is interrupted is not given up, so its checkpoints stay. A second Ctrl-C
+    raises out of here, whatever is being done.
+    """
+    periodic = coordinator is not None and coordinator.periodic
+    more = " and takes a last checkpoint" if periodic else ""
+    _log.warning("interrupted: job %s finishes its running epoch%s; Ctrl-C again ends it at once", job.name, more)
+    try:
+        number = _last_checkpoint(job, gate, coordinator) if coordinator is not None and periodic else 0
+        suspend()
+        job.cancel()
+    except KeyboardInterrupt:
+        kept = coordinator.current_epoch() if coordinator is not None else -1
+        _log.warning("interrupted again: job %s ends at once. %s", job.name, _kept(kept, job.directory, 0, cut=True))
+        raise
+    kept = coordinator.current_epoch() if coordinator is not None else -1
+    _log.warning("job %s has ended. %s", job.name, _kept(kept, job.directory, number))
+
+
+def _last_checkpoint(job: Interruptible, gate: EpochGate, coordinator: CheckpointCoordinator) -> int:
+    """The number of a checkpoint of the last epoch, or 0 if none can be had in time. No further epoch begins."""
+    if gate.hold(coordinator) is not None:
+        return 0  # the job is being stopped already, with a savepoint
+    deadline = time.monotonic() + PATIENCE
+    if not gate.shut(PATIENCE):
+        _log.warning("the running epoch has not ended within %.0f s, so there is no last checkpoint", PATIENCE)
+        return 0
+    epoch = coordinator.current_epoch()
+    if epoch < 0:
+        return 0
+    try:
+        done = CheckpointStore(LocalFileSystem(job.directory)).current()
+        if done and done[-1].manifest.epoch == epoch:
+            return done[-1].id
+        return coordinator.request().wait(max(1.0, deadline - time.monotonic())).id
+    except (CairnError, TimeoutError, OSError) as error:
+        told = error.message if isinstance(error, CairnError) else str(error)
+        _log.warning("there is no last checkpoint: %s", told)
+        return 0
+
+
+def _kept(epoch: int, directory: str, checkpoint: int, cut: bool = False) -> str:
+    """What is left of an interrupted job, and how to go on."""
+    if epoch < 0:
+        return "No epoch was committed: started again, it begins anew; nothing is lost."
+    told = f"Kept: epoch {epoch} and all before it, in {directory}"
+    again = "; start it again to go on from there" + (", the epoch that was cut off is repeated" if cut else "")
+    if not checkpoint:
+        return f"{told}{again}."
+    path = os.path.join(directory, layout.checkpoint_folder(checkpoint))
+    return f"{told}, and checkpoint {checkpoint} of that epoch, {path}{again}, or: cairn run JOB.py -s {path}"
 
 
 @contextmanager

@@ -25,12 +25,13 @@ from cairn.api.failures import (
     other_writer,
 )
 from cairn.api.gate import EpochGate
-from cairn.api.interrupts import interrupts
+from cairn.api.interrupts import interrupts, wind_down
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered
 from cairn.api.retention import discard_all, keeps_checkpoints
 from cairn.api.savepoints import target_directory
 from cairn.api.stopping import stop
+from cairn.api.watchers import tell
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
@@ -49,6 +50,7 @@ from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.hints import forget_running, note_running
 from cairn.storage.manifests import Runs
 from cairn.view.notebook import Checkpoints, job_html
 from cairn.view.reading import JobReader
@@ -109,6 +111,8 @@ class JobHandle:
         self._canceled = False
         self._stopped = False
         """Stopped with a savepoint: the job has come to a good end."""
+        self._suspended = False
+        """Interrupted: it is meant to go on."""
         self._generation = 0
         self._interrupted_wait = threading.Event()
         self._over = threading.Event()
@@ -224,19 +228,19 @@ class JobHandle:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job has ended, at most `timeout` seconds; True if it has. A failed job raises its error.
 
-        Ctrl-C while waiting cancels the job: the running epoch is finished first. A second one gives it up.
+        Ctrl-C while waiting ends the job well: the running epoch is finished, a last checkpoint is taken if checkpoints
+        are on, all checkpoints stay, and a message says what is kept. A second one ends it at once.
         """
         with interrupts() as interrupted:
             try:
                 return self._await(timeout, interrupted)
             except KeyboardInterrupt:
-                _log.warning("interrupted: job %s stops after its running epoch", self.name)
-                self.cancel()
-                kept = self._coordinator.current_epoch() if self._coordinator is not None else -1
-                _log.warning(
-                    "job %s has ended; epoch %d and all before it are kept, start it again to go on", self.name, kept
-                )
+                wind_down(self, self._gate, self._coordinator, self._suspend)
                 raise
+
+    def _suspend(self) -> None:
+        """What ends now was interrupted, not given up: its checkpoints stay, whatever the retention says."""
+        self._suspended = True
 
     def _await(self, timeout: float | None, interrupted: Callable[[], bool]) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -330,6 +334,8 @@ class JobHandle:
                 self._tell_end()
             finally:
                 self._over.set()
+                forget_running(self.directory)
+                tell("ended", self)
 
     def _tell_end(self) -> None:
         """Write down how the job ended."""
@@ -368,6 +374,7 @@ class JobHandle:
                     _log.error("job %s stays down: its restart strategy (%s) is exhausted", self.name, strategy)
                 return False
             _log.warning("job %s failed and is restarted in %d ms: %s", self.name, delay, failure)
+            tell("restarting", self, failure=failure)
             if self._publisher is not None:
                 self._publisher.failed(failure, restarting=True)
             if self._interrupted_wait.wait(delay / 1000):
@@ -398,7 +405,7 @@ class JobHandle:
     def _apply_retention(self) -> None:
         """At the end of a job its checkpoints go or stay, as configured. Those of a job that a newer run has stay."""
         failure = self._failure()
-        if keeps_checkpoints(self._retention, self._canceled, failure) or from_outside(failure):
+        if self._suspended or keeps_checkpoints(self._retention, self._canceled, failure) or from_outside(failure):
             return
         if self._overtaken() is None:
             discard_all(LocalFileSystem(self.directory), self.name)
@@ -437,7 +444,10 @@ class JobHandle:
         self._control = control
         self._loop = loop
         self._query = query
+        coordinator.listeners.completed.append(lambda number: tell("checkpoint", self, number=number))
+        tell("started", self)
         if first:
+            note_running(self.directory)
             if self._publisher is not None:
                 self._publisher.serve(lambda: self.status().value, self._in_progress)
             threading.Thread(target=self._supervise, name=f"cairn-supervisor-{self.job_id}", daemon=True).start()
@@ -445,6 +455,7 @@ class JobHandle:
     def _on_epoch(self, report: EpochReport) -> None:
         with self._lock:
             self._reports.append(report)
+        tell("epoch", self, report=report)
         for listener in list(self._listeners):
             try:
                 listener(report)

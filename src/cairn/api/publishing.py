@@ -21,6 +21,9 @@ from cairn.view.lives import next_life
 from cairn.view.reading import JobReader, alive
 from cairn.web.host import serve
 
+_FAILURE_FACTS = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
+_MOST_TEXT = 8000
+
 
 def settings_facts(settings: Settings) -> dict[str, Any]:
     """The settings that pages and REST show. Nothing here is secret."""
@@ -42,6 +45,19 @@ def settings_facts(settings: Settings) -> dict[str, Any]:
         "backend": settings.backend,
         "restart": settings.restart.type,
     }
+
+
+def failure_facts(error: CairnError, show_values: bool) -> dict[str, Any]:
+    """What is kept of a failure besides its message: the line of user code to look at, and the whole traceback.
+
+    Where no function of the user's raised, the words of Spark or Python stand for the traceback, unless values are
+    not to be shown: they may be in them.
+    """
+    told = {name: error.facts[name] for name in _FAILURE_FACTS if name in error.facts}
+    if "traceback" not in told and error.__cause__ is not None and show_values:
+        cause = error.__cause__
+        told["traceback"] = f"{type(cause).__name__}: {cause}"[:_MOST_TEXT]
+    return told
 
 
 class Publisher:
@@ -148,7 +164,8 @@ class Publisher:
             self.recorder.note(epoch, ends)
 
     def failed(self, error: CairnError, restarting: bool) -> None:
-        self._journal.add(self._run, "restarting" if restarting else "failed", error.message, code=error.code)
+        facts = {"code": error.code, **failure_facts(error, self._settings.show_values)}
+        self._journal.add(self._run, "restarting" if restarting else "failed", error.message, **facts)
 
     def ended(self, kind: str) -> None:
         """`finished`, `canceled` or `stopped`."""

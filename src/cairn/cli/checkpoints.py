@@ -10,7 +10,7 @@ import difflib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointT
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.hints import running_directories
 from cairn.storage.manifests import JobIdentity, Runs, load_identity
 from cairn.view import words
 
@@ -42,15 +43,28 @@ def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdent
             raise NotFoundError(f"{files.root} holds no job of cairn", path=files.root)
         return files, identity
     root = local_root(directory or DEFAULT_DIRECTORY)
+    own = [os.path.join(root, name) for name in LocalFileSystem(root).folders("")]
+    try:
+        return _named(job, own, root)
+    except NotFoundError as error:
+        elsewhere = [path for path in running_directories() if path not in own] if directory is None else []
+        try:
+            return _named(job, elsewhere, "the directories of running jobs")
+        except NotFoundError:
+            raise error from None
+
+
+def _named(job: str, places: Sequence[str], where: str) -> tuple[LocalFileSystem, JobIdentity]:
+    """The job among these folders that a name or an id prefix means."""
     found = []
     seen: list[tuple[str, str]] = []
     damaged: dict[str, CairnError] = {}
-    for name in LocalFileSystem(root).folders(""):
-        files = LocalFileSystem(os.path.join(root, name))
+    for place in places:
+        files = LocalFileSystem(place)
         try:
             identity = load_identity(files)
         except CairnError as error:  # its neighbours are none the worse for it
-            damaged[name] = error
+            damaged[os.path.basename(place)] = error
             continue
         if identity is not None:
             seen.append((identity.job_id, identity.name))
@@ -66,9 +80,13 @@ def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdent
         near = difflib.get_close_matches(job, [name for ids in seen for name in ids], 1)
         hint = f"; did you mean '{near[0]}'?" if near else "; give its path, or its directory with --dir"
         unread = f". Not looked at, since their {layout.JOB} cannot be read: {', '.join(damaged)}" if damaged else ""
-        raise NotFoundError(f"there is no job '{job}' in {root}{hint}{unread}", job=job)
-    names = ", ".join(sorted([*(identity.job_id for _, identity in found), *meant]))
-    raise InvalidInputError(f"'{job}' could be any of {names}; give more of the id", job=job)
+        raise NotFoundError(f"there is no job '{job}' in {where}{hint}{unread}", job=job)
+    ids = [identity.job_id for _, identity in found]
+    alike = len(set(ids)) < len(ids)  # the same id in two places: only their paths tell them apart
+    names = ", ".join(sorted([*([files.root for files, _ in found] if alike else ids), *meant]))
+    raise InvalidInputError(
+        f"'{job}' could be any of {names}; give {'the path' if alike else 'more of the id'}", job=job
+    )
 
 
 def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -> int:
@@ -190,7 +208,7 @@ def _kind(info: CheckpointInfo) -> str:
 
 def _where(info: CheckpointInfo) -> str:
     if info.status is not CheckpointStatus.COMPLETED:
-        return printable(info.failure)
+        return printable(words.first_line(info.failure, 160))
     return "discarded" if info.discarded else printable(info.path)
 
 
@@ -206,7 +224,10 @@ def _acknowledged(info: CheckpointInfo) -> str:
 
 
 def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout: float, out: Output) -> int:
+    from cairn.cli.jobs import refuse_ended
+
     files, identity = open_job(job, directory)
+    refuse_ended(files, identity, "no checkpoint can be taken")
     with watching(out, f"asking job {identity.job_id} for a checkpoint", following(files, "checkpoint")):
         answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
     if answer is None:

@@ -26,11 +26,13 @@ from typing import Any
 from cairn.cli.doctor import Status, check_java, check_pyspark
 from cairn.cli.output import ExitCode, Output
 from cairn.errors import EpochFailedError, InternalError, InvalidInputError
+from cairn.storage.hints import SWITCH
 
 JOB = "demo"
 OPERATOR = "totals"
 SINK = "payments"
 USERS = 1000
+SHAPE = 1
 _PATIENCE = 120.0
 _SHOWN_USERS = 5
 
@@ -49,13 +51,18 @@ USER_SQL = f"concat('user-', lpad(string(value * 48271 % {USERS}), 3, '0'))"
 AMOUNT_SQL = "value * 31 % 97 + 1"
 
 
-def run_demo(epochs: int = 10, rows: int = 20_000, folder: str | None = None, keep: bool = False) -> int:
+def run_demo(
+    epochs: int = 10,
+    rows: int = 20_000,
+    folder: str | None = None,
+    keep: bool = False,
+    out: Output | None = None,
+) -> int:
     """Run the demonstration; 0 only if the result is exact."""
-    out = Output()
+    out = out or Output()
     for check in (check_java(), check_pyspark()):
         if check.status is Status.FAIL:
-            out.message(f"The demo cannot run: {check.name}: {check.detail}. {check.remedy}")
-            return ExitCode.FAILED
+            raise EpochFailedError(f"the demo cannot run: {check.name}: {check.detail}", remedy=check.remedy)
     place = _place(folder)
     keep = keep or folder is not None
     try:
@@ -66,7 +73,8 @@ def run_demo(epochs: int = 10, rows: int = 20_000, folder: str | None = None, ke
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
-    _suggest(place if keep else None, out)
+    if not out.as_json:
+        _suggest(place if keep else None, out)
     return ExitCode.OK if exact else ExitCode.FAILED
 
 
@@ -104,11 +112,12 @@ class _Demo:
         if not killed:
             raise InternalError(f"the demo could not catch its job at work in epoch {victim}")
         when = "right after the commit" if self._is_committed(victim) else "in the middle"
+        out.event({"event": "killed", "epoch": victim, "processes": killed, "committed": self._is_committed(victim)})
         out.line(f"       kill -9 of all {killed} processes of the job, {when} of epoch {victim}")
         out.line("       starting it again ...")
         with _Job(self._place, self._epochs, self._rows) as job:
             for event in job.events():
-                if event["event"] == "started":
+                if event["event"] == "started" and not out.as_json:
                     restored = event["restored"]
                     whence = "empty state" if restored is None else f"epoch {restored}, the last committed one"
                     out.line(f"       run {event['run']} goes on from {whence}")
@@ -118,6 +127,8 @@ class _Demo:
 
     def _tell(self, event: dict[str, Any]) -> None:
         epoch = int(event.get("epoch", -1))
+        if event["event"] != "epoch" or epoch < self._epochs:
+            self._out.event(event)
         if event["event"] != "epoch" or epoch >= self._epochs:
             return
         self._newest = epoch
@@ -149,6 +160,7 @@ class _Job:
         command = [sys.executable, "-m", "cairn.cli.demo_job", "--dir", str(place)]
         command += ["--epochs", str(epochs), "--rows", str(rows)]
         environment = {k: v for k, v in os.environ.items() if k not in ("CAIRN_CONFIG", "SPARK_CONF_DIR")}
+        environment[SWITCH] = "0"  # nothing is written outside the demo's directory
         environment["PYTHONPATH"] = os.pathsep.join([p for p in sys.path if p])
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -308,7 +320,6 @@ def stored_state(place: Path) -> dict[str, dict[str, int]]:
 
 def report(place: Path, expected_rows: int, out: Output) -> bool:
     """Print expected against found; True if everything is equal."""
-    from rich.console import Console
     from rich.table import Table
 
     sums: dict[str, int] = {}
@@ -323,11 +334,13 @@ def report(place: Path, expected_rows: int, out: Output) -> bool:
     for name in ("", "expected", "in the state", "in the output", ""):
         table.add_column(name, justify="left" if not name else "right")
     exact = True
+    checks: list[dict[str, Any]] = []
 
     def line(name: str, expected: int, in_state: int | None, in_output: int | None) -> None:
         nonlocal exact
         good = in_state in (None, expected) and in_output in (None, expected)
         exact = exact and good
+        checks.append({"name": name, "expected": expected, "state": in_state, "output": in_output, "exact": good})
         shown = ["" if n is None else f"{n:,}" for n in (expected, in_state, in_output)]
         table.add_row(name, *shown, "[green]exact[/green]" if good else "[red]WRONG[/red]")
 
@@ -344,8 +357,12 @@ def report(place: Path, expected_rows: int, out: Output) -> bool:
     line("rows missing", 0, None, found.missing)
     line("rows made up or changed", 0, None, found.foreign + found.wrong_amounts)
     line("wrong running totals", 0, None, found.wrong_steps)
-    console = Console()
-    console.print(table)
+    out.event({
+        "event": "summary", "version": SHAPE, "exit_code": 0 if exact else 1, "exact": exact, "directory": str(place),
+        "checks": checks,
+    })  # fmt: skip
+    if not out.as_json:
+        out.table(table)
     out.line("The result is exact: the kill lost nothing and repeated nothing." if exact else "The result is WRONG.")
     return exact
 

@@ -7,6 +7,7 @@ request can be made again after anything went wrong on the way, and never makes 
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from typing import Any
 
@@ -15,12 +16,15 @@ import msgspec
 from cairn.cli.checkpoints import describe, following, open_job
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress import watching
-from cairn.coordinator.control import ask
+from cairn.coordinator.control import answered, ask
 from cairn.errors import CheckpointFailedError, InvalidInputError
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.filesystem import local_root
+from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.manifests import JobIdentity
+from cairn.storage.savepoints import newest_savepoint
 from cairn.view import words
+from cairn.view.reading import JobReader
 
 
 def take_savepoint(
@@ -39,6 +43,7 @@ def stop_job(
 def cancel_job(job: str, directory: str | None, timeout: float, out: Output) -> int:
     """End a job without a savepoint. What is committed stays, and so do checkpoints that are configured to."""
     files, identity = open_job(job, directory)
+    refuse_ended(files, identity, "there is nothing to cancel")
     with watching(out, f"asking job {identity.job_id} to end", lambda: None):
         answer = ask(files, {"action": "cancel"}, timeout)
     if answer is None:
@@ -56,7 +61,8 @@ def cancel_job(job: str, directory: str | None, timeout: float, out: Output) -> 
 
 def confirm_cancel(job: str, directory: str | None, yes: bool, dry_run: bool, out: Output) -> bool:
     """Say what goes and what stays, and ask. Never asks where nobody can answer."""
-    identity = open_job(job, directory)[1]
+    files, identity = open_job(job, directory)
+    refuse_ended(files, identity, "there is nothing to cancel")
     text = f"job {identity.job_id} ends after its running epoch, without a savepoint; what is committed stays"
     if dry_run:
         out.document({"version": 1, "job": identity.job_id, "canceled": False})
@@ -86,7 +92,15 @@ def _asked(
     job: str, directory: str | None, question: dict[str, Any], timeout: float, request: str | None, out: Output
 ) -> int:
     files, identity = open_job(job, directory)
-    what = "to stop with a savepoint" if question["action"] == "stop" else "for a savepoint"
+    stopping = question["action"] == "stop"
+    made = None
+    if request is None or not answered(files, request):
+        made = _made_before(files, request, stopping)
+        if made is None:
+            refuse_ended(files, identity, "there is nothing to stop" if stopping else "no savepoint can be taken")
+    if made is not None:
+        return _tell_savepoint(made, identity, stopping, out)
+    what = "to stop with a savepoint" if stopping else "for a savepoint"
     request = request or uuid.uuid4().hex
     with watching(out, f"asking job {identity.job_id} {what}", following(files, "savepoint", request)):
         answer = ask(files, question, timeout, request)
@@ -97,9 +111,12 @@ def _asked(
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))
-    info = msgspec.convert(answer["checkpoint"], type=CheckpointInfo)
-    out.document({**describe(info), "stopped": question["action"] == "stop"})
-    ended = f"; job {identity.job_id} has stopped" if question["action"] == "stop" else ""
+    return _tell_savepoint(msgspec.convert(answer["checkpoint"], type=CheckpointInfo), identity, stopping, out)
+
+
+def _tell_savepoint(info: CheckpointInfo, identity: JobIdentity, stopping: bool, out: Output) -> int:
+    out.document({**describe(info), "stopped": stopping})
+    ended = f"; job {identity.job_id} has stopped" if stopping else ""
     took = words.duration(info.duration_ms)
     out.line(
         f"savepoint {info.id} of {identity.job_id} completed in {took}: epoch {info.epoch}, "
@@ -107,3 +124,43 @@ def _asked(
     )
     out.line(info.path)
     return ExitCode.OK
+
+
+def _made_before(files: LocalFileSystem, request: str | None, stopping: bool) -> CheckpointInfo | None:
+    """The savepoint that the same request has made in the life of a job that has ended since."""
+    if request is None:
+        return None
+    end = JobReader(files.root).end()
+    if end is None or (stopping and end.kind != "stopped"):
+        return None
+    done = (info for info in CheckpointStore(files).history() if info.request == request)
+    return next((info for info in done if info.status is CheckpointStatus.COMPLETED), None)
+
+
+_ENDINGS = {
+    "finished": "has finished: its sources had nothing more",
+    "stopped": "was stopped with a savepoint",
+    "canceled": "was canceled",
+    "failed": "has failed",
+    "crashed": "has crashed: its process is gone",
+}
+
+
+def refuse_ended(files: LocalFileSystem, identity: JobIdentity, consequence: str) -> None:
+    """Say at once that a job has ended, how, and how to go on. One whose end nobody knows is asked all the same."""
+    end = JobReader(files.root).end()
+    if end is None:
+        return
+    when = f" {words.ago(end.time_ms, time.time() * 1000)}" if end.time_ms else ""
+    cause = f" ({words.first_line(end.cause, 200)})" if end.cause else ""
+    from_epoch = f" from epoch {end.epoch}" if end.epoch >= 0 else ""
+    advice = f"Start it again to go on{from_epoch}: cairn run JOB.py."
+    saved = newest_savepoint(CheckpointStore(files).history())
+    if saved is not None:
+        advice += f" Or from its newest savepoint: cairn run JOB.py -s {saved.path}."
+    raise CheckpointFailedError(
+        f"job '{identity.job_id}' {_ENDINGS[end.kind]}{when}{cause}, so {consequence}",
+        remedy=advice,
+        job=identity.job_id,
+        status=end.status,
+    )

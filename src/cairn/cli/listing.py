@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from cairn.cli.output import ExitCode, Output, printable
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import CairnError
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.storage.filesystem import local_root
+from cairn.storage.hints import running_directories
 from cairn.view import words
 from cairn.view.documents import overview
 from cairn.view.health import health_of
-from cairn.view.reading import find_readers
+from cairn.view.reading import JobReader, find_readers
 from cairn.view.records import JobView
 
 _COLOURS = {"RUNNING": "green", "FINISHED": "blue", "FAILED": "red", "CRASHED": "red", "RESTARTING": "yellow"}
@@ -25,7 +28,7 @@ def list_jobs(directory: str | None, running: bool, watch: float | None, out: Ou
     """Print the jobs, running ones first. With `watch`, again and again until Ctrl-C."""
     while True:
         damaged: dict[str, CairnError] = {}
-        jobs = _jobs(directory or DEFAULT_DIRECTORY, running, damaged)
+        jobs = _jobs(directory, running, damaged)
         out.document({
             "version": SHAPE,
             "jobs": [overview(job) for job in jobs],
@@ -41,15 +44,33 @@ def list_jobs(directory: str | None, running: bool, watch: float | None, out: Ou
             return ExitCode.INTERRUPTED
 
 
-def _jobs(directory: str, running: bool, damaged: dict[str, CairnError]) -> list[JobView]:
+def _readers(directory: str | None, damaged: dict[str, CairnError]) -> list[JobReader]:
+    """Of the directory; without one, of the default directory and of wherever jobs of this user run."""
+    if directory is not None:
+        return list(find_readers(directory, damaged).values())
+    elsewhere = running_directories()
+    own: dict[str, JobReader] = {}
+    if not elsewhere or os.path.isdir(local_root(DEFAULT_DIRECTORY)):
+        own = find_readers(DEFAULT_DIRECTORY, damaged)
+    known = {reader.directory for reader in own.values()}
+    return [*own.values(), *(JobReader(path) for path in elsewhere if path not in known and path not in damaged)]
+
+
+def _jobs(directory: str | None, running: bool, damaged: dict[str, CairnError]) -> list[JobView]:
     found = []
-    for reader in find_readers(directory, damaged).values():
+    for reader in _readers(directory, damaged):
         try:
             found.append(reader.view())
         except CairnError as error:
             damaged[reader.directory] = error
     found.sort(key=lambda job: (not job.running, -job.started_ms))
     return [job for job in found if job.running or not running]
+
+
+def _age(last: CheckpointInfo | None, now_ms: int) -> str:
+    if last is None:
+        return "-"
+    return words.ago(last.end_ms, now_ms) + (", discarded" if last.discarded else "")
 
 
 def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory: str, out: Output) -> None:
@@ -85,7 +106,7 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
             words.when(job.started_ms),
             words.duration(job.duration_ms),
             str(job.epoch) if job.epoch >= 0 else "-",
-            words.ago(last.end_ms, job.now_ms) if last else "-",
+            _age(last, job.now_ms),
             words.size(job.state_bytes),
             Text(printable(health_of(job).verdict)),
             Text(printable(job.url)),
@@ -94,6 +115,10 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
         told = Text(printable(f"cannot be read: {error.message}"))
         add(Text(printable(os.path.basename(path))), Text("DAMAGED", style="red"), *("-",) * 5, told, "")
     out.table(table)
+    here = local_root(directory)
+    for job in jobs:
+        if os.path.dirname(job.directory) != here and job.directory != here:
+            out.line(f"  {job.job_id} runs elsewhere: {job.directory}")
     for job in jobs if narrow else ():
         if job.url:
             out.line(f"  {job.job_id}: {job.url}")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cairn.cli.completion import job_names
-from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.cli.common import arranged, set_logging, told_as_error
+from cairn.cli.completion import job_names, snapshot_paths
+from cairn.cli.output import QUIET_VARIABLE, ExitCode, Output, exit_code
 from cairn.cli.state_commands import add_to
 from cairn.errors import CairnError
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
         "Exit codes: 0 fine, 1 failed, 2 usage, 3 not found, 4 conflict, 5 damaged state, 6 incompatible, "
-        "7 storage, 130 interrupted."
+        "7 storage, 130 interrupted. --no-color, -q and -v may stand anywhere; for run and plan, before the command."
     ),
 )
 
@@ -38,7 +38,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 RestoreOption = Annotated[
     str | None,
-    typer.Option("--from", "-s", metavar="PATH", help="Start from this savepoint or checkpoint (a chk-<n> folder)."),
+    typer.Option(
+        "--from",
+        "-s",
+        metavar="PATH",
+        help="Start from this savepoint or checkpoint (a chk-<n> folder).",
+        autocompletion=snapshot_paths,
+    ),
 ]
 LostOption = Annotated[
     bool,
@@ -66,9 +72,20 @@ def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours, as with NO_COLOR.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what cairn logs while it works.")] = False,
 ) -> None:
     if debug:
         os.environ[_DEBUG_VARIABLE] = "1"
+    if no_color:
+        os.environ["NO_COLOR"] = "1"
+    if quiet and verbose:
+        raise typer.BadParameter("--quiet and --verbose exclude each other.")
+    if quiet:
+        os.environ[QUIET_VARIABLE] = "1"
+    if quiet or verbose:
+        set_logging(verbose)
 
 
 @app.command(
@@ -93,6 +110,7 @@ def run(
         str | None,
         typer.Option("--claim-mode", metavar="MODE", help="Who owns the snapshot then: NO_CLAIM or CLAIM."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as JSON, a line each.")] = False,
     debug: DebugOption = False,
 ) -> None:
     """Run a job script."""
@@ -100,7 +118,8 @@ def run(
 
     given = {} if claim_mode is None else {"execution.state-recovery.claim-mode": claim_mode}
     config = _job_options(job, parallelism, master, settings, restore, allow_lost, given)
-    raise typer.Exit(run_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=Output()))
+    out = Output(as_json=as_json)
+    raise typer.Exit(run_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=out))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -167,7 +186,10 @@ JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="Name, id prefix or directory of the job.", autocompletion=job_names),
 ]
-DirOption = Annotated[str | None, typer.Option("--dir", metavar="DIR", help="Directory of all jobs. [cairn-data]")]
+DirOption = Annotated[
+    str | None,
+    typer.Option("--dir", metavar="DIR", help="Directory of all jobs. [cairn-data, and where jobs of yours run]"),
+]
 
 
 @app.command()
@@ -364,29 +386,29 @@ def demo(
         str | None, typer.Option("--dir", metavar="DIR", help="An empty directory to work in, kept. [temporary]")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as JSON, a line each.")] = False,
 ) -> None:
     """Run a job on local Spark, kill it by force, start it again, and compare the result."""
     from cairn.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(epochs, rows, folder, keep))
+    raise typer.Exit(run_demo(epochs, rows, folder, keep, Output(as_json=as_json)))
 
 
 def main() -> int:
     """The console entry: runs the command that `sys.argv` names and returns its exit code."""
+    args = arranged(sys.argv[1:])
+    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+    out = Output(as_json=as_json)
     try:
-        app(prog_name="cairn")
+        ended = app(args, prog_name="cairn", standalone_mode=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     except CairnError as error:
-        Output().error(error, debug=_debug_wanted())
+        out.error(error, debug=_debug_wanted())
         return exit_code(error)
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for people who did not ask
-        if _debug_wanted():
-            traceback.print_exception(error, file=sys.stderr)
-        Output().message(f"error [internal]: {type(error).__name__}: {error}")
-        Output().message("  remedy: Run again with --debug before the command to see where it happened.")
-        return ExitCode.FAILED
-    return ExitCode.OK
+        return told_as_error(error, out, _debug_wanted())
+    return ended if isinstance(ended, int) else ExitCode.OK
 
 
 if __name__ == "__main__":

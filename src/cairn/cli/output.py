@@ -17,22 +17,23 @@ from typing import Any, TextIO
 
 from cairn.errors import (
     CairnError,
-    CheckpointFailedError,
     CorruptFileError,
-    EpochFailedError,
     FencedError,
     IncompatibleStateError,
-    InternalError,
     InvalidInputError,
     NotFoundError,
-    StateMisuseError,
     StateTypeError,
     StorageError,
-    UserFunctionError,
+    remedy,
 )
 
 _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
 """What `typer.style` makes of a colour."""
+
+
+_CAUSE_LINES = 24
+QUIET_VARIABLE = "CAIRN_QUIET"
+"""Set by --quiet."""
 
 
 class ExitCode(IntEnum):
@@ -50,40 +51,19 @@ class ExitCode(IntEnum):
 
 
 # The first entry that matches decides, so subclasses stand before their parents.
-_ERRORS: tuple[tuple[type[CairnError], ExitCode, str], ...] = (
-    (StateTypeError, ExitCode.FAILED, "Make the value fit the declared type, or declare another type."),
-    (InvalidInputError, ExitCode.USAGE, "Correct the named call or setting and start again; no state was changed."),
-    (NotFoundError, ExitCode.NOT_FOUND, "Check the name and the directory."),
-    (
-        FencedError,
-        ExitCode.CONFLICT,
-        "Another run owns this job. Leave it running, or stop it and start this one again.",
-    ),
-    (CorruptFileError, ExitCode.DAMAGED, "Start from an older checkpoint or a savepoint; keep the damaged file."),
-    (IncompatibleStateError, ExitCode.INCOMPATIBLE, "Go back to the code that fits the state, or migrate the state."),
-    (StorageError, ExitCode.STORAGE, "Check that the storage can be reached and has space, then start again."),
-    (UserFunctionError, ExitCode.FAILED, "Correct the function and start again; the last committed epoch is intact."),
-    (EpochFailedError, ExitCode.FAILED, "Start again; the job goes on from the last committed epoch."),
-    (
-        CheckpointFailedError,
-        ExitCode.FAILED,
-        "The job and its earlier checkpoints are as they were. Correct the cause and take another one.",
-    ),
-    (StateMisuseError, ExitCode.FAILED, "Use the handle only where its contract allows it."),
-    (InternalError, ExitCode.FAILED, "This is a bug in cairn. Run again with --debug and report the traceback."),
+_CODES: tuple[tuple[type[CairnError], ExitCode], ...] = (
+    (StateTypeError, ExitCode.FAILED),
+    (InvalidInputError, ExitCode.USAGE),
+    (NotFoundError, ExitCode.NOT_FOUND),
+    (FencedError, ExitCode.CONFLICT),
+    (CorruptFileError, ExitCode.DAMAGED),
+    (IncompatibleStateError, ExitCode.INCOMPATIBLE),
+    (StorageError, ExitCode.STORAGE),
 )
 
 
 def exit_code(error: CairnError) -> ExitCode:
-    return next((code for kind, code, _ in _ERRORS if isinstance(error, kind)), ExitCode.FAILED)
-
-
-def remedy(error: CairnError) -> str | None:
-    """The error's own `remedy` fact, or the general advice for its kind."""
-    own = error.facts.get("remedy")
-    if own:
-        return str(own)
-    return next((advice for kind, _, advice in _ERRORS if isinstance(error, kind)), None)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
 def printable(text: str) -> str:
@@ -115,16 +95,49 @@ def json_text(value: Any) -> str:
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
+def json_line(value: Any) -> str:
+    """A JSON document in one line."""
+    return json.dumps(value, default=str)
+
+
+def problem_document(error: CairnError) -> dict[str, Any]:
+    """An error as a problem document (RFC 9457), as REST tells it; `location` is the line of user code to look at."""
+    facts = error.facts
+    where = {name: facts[name] for name in ("file", "line", "function") if name in facts}
+    return {
+        "type": f"urn:cairn:error:{error.code}",
+        "title": error.code.replace("-", " "),
+        "detail": error.message,
+        "code": error.code,
+        "remedy": remedy(error) or "",
+        "exit_code": int(exit_code(error)),
+        "location": where or None,
+        "cause": str(facts["traceback"]) if facts.get("traceback") else None,
+    }
+
+
+def usage_document(text: str, code: int) -> dict[str, Any]:
+    """A problem document for a command that was not understood, or for what nobody foresaw."""
+    kind = "usage" if code == ExitCode.USAGE else "internal"
+    told = {"type": f"urn:cairn:error:{kind}", "title": kind, "detail": text, "code": kind}
+    return {**told, "remedy": "", "exit_code": code, "location": None, "cause": None}
+
+
+def quiet_wanted() -> bool:
+    return os.environ.get(QUIET_VARIABLE, "") not in ("", "0")
+
+
 def wants_colour(stream: TextIO) -> bool:
     """Colour on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb says otherwise."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Output:
-    """Prints the result of one command. With `as_json` the only thing on stdout is one JSON document."""
+    """Prints the result of one command. With `as_json` the only thing on stdout is JSON; an error is JSON on stderr."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
+        self.quiet = quiet_wanted()
 
     def line(self, text: str = "") -> None:
         """A line of the result, for people. Nothing is printed when the result is JSON."""
@@ -151,8 +164,17 @@ class Output:
             console = Console(width=self.columns, no_color=True, highlight=False, force_terminal=False)
         console.print(table)
 
+    def event(self, value: dict[str, Any]) -> None:
+        """Something that happened, in one line, for programs. Nothing is printed when the result is text."""
+        if self.as_json:
+            print(json_line(value), flush=True)
+
     def message(self, text: str) -> None:
-        """Something about the work that is not its result."""
+        """Something about the work that is not its result; --quiet leaves it out."""
+        if not self.quiet:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
         print(_shown(text, sys.stderr), file=sys.stderr, flush=True)
 
     def style(self, text: str, colour: str, *, stream: TextIO | None = None) -> str:
@@ -166,15 +188,29 @@ class Output:
         """What failed, why and what to do next; the traceback only when asked for."""
         if debug:
             traceback.print_exception(error, file=sys.stderr)
+        if self.as_json:
+            self._say(json_line(problem_document(error)))
+            return
         head = self.style(f"error [{error.code}]:", "red", stream=sys.stderr)
-        self.message(f"{head} {error.message}")
-        cause = error.facts.get("cause") or error.__cause__
+        self._say(f"{head} {error.message}")
+        cause = error.facts.get("traceback") or error.facts.get("cause") or error.__cause__
         if cause is not None:
             text = f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(cause)
-            self.message(f"  cause:  {_indent(text)}")
+            self._say(f"  cause:  {_indent(text if debug else _shortened(text))}")
         advice = remedy(error)
         if advice:
-            self.message(f"  remedy: {_indent(advice)}")
+            self._say(f"  remedy: {_indent(advice)}")
+
+
+def _shortened(text: str) -> str:
+    """The end of a long traceback, where its cause stands, or the beginning of other long text."""
+    lines = text.strip().splitlines()
+    if len(lines) <= _CAUSE_LINES:
+        return text
+    left = f"... ({len(lines) - _CAUSE_LINES} lines are left out; --debug shows them)"
+    if lines[0].startswith("Traceback"):
+        return "\n".join([lines[0], left, *lines[1 - _CAUSE_LINES :]])
+    return "\n".join([*lines[:_CAUSE_LINES], left])
 
 
 def _indent(text: str) -> str:

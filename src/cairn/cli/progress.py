@@ -40,7 +40,7 @@ def on_terminal() -> bool:
 @contextmanager
 def progress(out: Output, text: str, total: int, unit: str = "pieces") -> Iterator[Callable[[int], None]]:
     """Gives a function that is told how much more is done. `unit` is `bytes`, or what is counted."""
-    if out.as_json:
+    if out.as_json or out.quiet:
         yield lambda _: None
         return
     show = _Bar(text) if on_terminal() else _Lines(out, text)
@@ -59,7 +59,7 @@ def progress(out: Output, text: str, total: int, unit: str = "pieces") -> Iterat
 @contextmanager
 def watching(out: Output, text: str, look: Callable[[], Step | None]) -> Iterator[None]:
     """Shows what `look` tells, again and again, while somebody else does the work; None is no news."""
-    if out.as_json:
+    if out.as_json or out.quiet:
         yield
         return
     show = _Bar(text) if on_terminal() else _Lines(out, text, first=True)

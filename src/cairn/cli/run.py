@@ -64,33 +64,45 @@ def run_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: bo
     if not job.is_file():
         raise NotFoundError(f"There is no job script {str(job)!r}.", remedy="Check the path; it must be a Python file.")
     _prepare_process(job, args, config)
+    if not out.as_json:
+        return _run_script(job, config, debug, out)[0]
+    from cairn.cli.events import watched
+
+    with watched() as events:
+        code, error = _run_script(job, config, debug, out)
+    events.summary(code, error)
+    return code
+
+
+def _run_script(job: Path, config: dict[str, Any], debug: bool, out: Output) -> tuple[int, CairnError | None]:
+    """The exit code, and the error that led to it, if it is one of ours. Errors are told here."""
     try:
         with restoring(config, out):
             runpy.run_path(str(job), run_name="__main__")
     except SystemExit as end:
-        return _code_of(end, out)
+        return _code_of(end, out), None
     except KeyboardInterrupt:
         out.message("interrupted")
-        return ExitCode.INTERRUPTED
+        return ExitCode.INTERRUPTED, None
     except CairnError as error:
         out.error(error, debug=debug)
-        return exit_code(error)
+        return exit_code(error), error
     except Exception as error:  # noqa: BLE001 - the script may raise anything
         carried = _carried_error(error)
         if carried is not None:
             out.error(carried)
             if debug:
                 traceback.print_exception(error, file=sys.stderr)
-            return exit_code(carried)
+            return exit_code(carried), carried
         _print_from_script(error, job, whole=debug)
-        return ExitCode.FAILED
-    return ExitCode.OK
+        return ExitCode.FAILED, None
+    return ExitCode.OK, None
 
 
 @contextmanager
 def restoring(config: dict[str, Any], out: Output) -> Iterator[None]:
     """Shows how much of a snapshot's state is brought into the job, if it is started from one."""
-    if not config.get("execution.state-recovery.path") or out.as_json:
+    if not config.get("execution.state-recovery.path") or out.as_json or out.quiet:
         yield
         return
     from cairn.api import migration

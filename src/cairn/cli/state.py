@@ -1,4 +1,4 @@
-"""`cairn state ls|show|get|diff|export`, `cairn verify` and `cairn savepoint-dispose`; none of them needs Spark.
+"""`cairn state ls|show|get|diff|export`; none of them needs Spark.
 
 PATH is a savepoint, a `chk-<n>` folder, or a job's directory, which stands for its newest checkpoint.
 """
@@ -11,7 +11,6 @@ import decimal
 import json
 import math
 import os
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from cairn.cli.progress import progress
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.ddl import key_ddl
 from cairn.model.types import DataType, Storage
-from cairn.runtime.compare import Found, compared, steps, verified, verified_bytes
+from cairn.runtime.compare import Found, compared, steps
 from cairn.runtime.snapshots import (
     Snapshot,
     SnapshotOperator,
@@ -39,9 +38,6 @@ from cairn.runtime.snapshots import (
     reading,
     refuse_key,
 )
-from cairn.storage import layout
-from cairn.storage.filesystem import local_root
-from cairn.storage.savepoints import dispose, is_savepoint
 from cairn.view.words import size, when
 
 _PIECES = 32
@@ -108,32 +104,64 @@ def _head(snapshot: Snapshot) -> str:
     return f"{snapshot.kind} of {told.name}, {made}: {snapshot.path}"
 
 
+def opened(path: str, out: Output) -> Snapshot:
+    """The snapshot of a path; says so if it is another one than a job's directory stands for."""
+    snapshot = open_snapshot(path)
+    if snapshot.note:
+        out.message(snapshot.note)
+    return snapshot
+
+
 # cairn state
 
 
-def ls(path: str, out: Output) -> int:
-    """What operators and states a snapshot has."""
-    snapshot = open_snapshot(path)
+def ls(path: str, out: Output, keys: bool = False) -> int:
+    """What operators and states a snapshot has. With `keys` their rows are read: keys, skew and the biggest keys."""
+    snapshot = opened(path, out)
     told = snapshot.metadata
+    counted = _summaries(snapshot, out) if keys else {}
     out.document({
-        "path": snapshot.path, "kind": snapshot.kind, "id": told.id, "job": told.job_id, "name": told.name,
-        "epoch": told.epoch, "created_ms": told.created_ms, "max_parallelism": told.max_parallelism,
-        "operators": [_describe(operator) for operator in snapshot.operators.values()],
+        "path": snapshot.path, "kind": snapshot.kind, "note": snapshot.note, "id": told.id, "job": told.job_id,
+        "name": told.name, "epoch": told.epoch, "created_ms": told.created_ms,
+        "max_parallelism": told.max_parallelism,
+        "operators": [_describe(operator, counted) for operator in snapshot.operators.values()],
     })  # fmt: skip
+    names = ("uid", "state", "kind", "key", "rows", "size", *(("keys", "skew", "biggest key") if keys else ()))
     rows = [
-        (op.uid, state.name, state.spec.signature, _key(op, state), _count(state.rows), _size(state.size))
+        (op.uid, state.name, state.spec.signature, _key(op, state), _count(state.rows), _size(state.size),
+         *(_counted(counted[op.uid, state.name]) if keys else ()))
         for op in snapshot.operators.values()
         for state in op.states.values()
-    ]
-    _table(out, _head(snapshot), ("uid", "state", "kind", "key", "rows", "size"), rows, ("rows", "size"))
+    ]  # fmt: skip
+    _table(out, _head(snapshot), names, rows, ("rows", "size", "keys", "skew"))
     return ExitCode.OK
+
+
+def _summaries(snapshot: Snapshot, out: Output) -> dict[tuple[str, str], Any]:
+    from cairn.view.state import Masks, summary
+
+    found = {}
+    total = sum(len(operator.states) for operator in snapshot.operators.values())
+    with reading(snapshot), progress(out, "counting keys", total, "states") as advance:
+        for operator in snapshot.operators.values():
+            for state in operator.states.values():
+                found[operator.uid, state.name] = summary(snapshot, operator, state, Masks())
+                advance(1)
+    return found
+
+
+def _counted(told: Any) -> tuple[str, str, str]:
+    """Keys, skew and the biggest key of a state; `+` where there are more rows than are counted."""
+    skew = "-" if told.skew is None else f"{told.skew:.0%}"
+    biggest = f"{told.biggest[0][0]} ({told.biggest[0][1]:,})" if told.biggest else "-"
+    return f"{told.keys:,}{'' if told.counted else '+'}" if told.keys else "-", skew, _text(biggest)
 
 
 def _key(operator: SnapshotOperator, state: SnapshotState) -> str:
     return "-" if state.spec.of_subtask else operator.key_type
 
 
-def _describe(operator: SnapshotOperator) -> dict[str, Any]:
+def _describe(operator: SnapshotOperator, counted: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
     return {
         "uid": operator.uid,
         "name": operator.name,
@@ -150,10 +178,18 @@ def _describe(operator: SnapshotOperator) -> dict[str, Any]:
                 "columns": state.schema.names,
                 "rows": state.rows,
                 "size": state.size,
+                **_count_of(counted.get((operator.uid, state.name))),
             }
             for state in operator.states.values()
         ],
     }
+
+
+def _count_of(told: Any) -> dict[str, Any]:
+    if told is None:
+        return {}
+    biggest = [{"key": key, "weight": weight} for key, weight in told.biggest]
+    return {"keys": told.keys, "counted": told.counted, "skew": told.skew, "biggest": biggest}
 
 
 def _count(rows: int | None) -> str:
@@ -166,7 +202,7 @@ def _size(count: int | None) -> str:
 
 def show(path: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
     """Some rows of a state."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     operator = snapshot.operator(uid)
     found = operator.state(state)
     with reading(snapshot):
@@ -180,7 +216,7 @@ def show(path: str, uid: str | None, state: str | None, limit: int, out: Output)
 
 def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequence[str], out: Output) -> int:
     """The state of one key."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     operator = snapshot.operator(uid)
     found = operator.state(state)
     refuse_key(operator, found)
@@ -230,8 +266,8 @@ def _parsed(name: str, dtype: DataType, text: str) -> Any:
 
 
 def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
-    """What changed from one snapshot to another. Exit code 0, whether something did or not."""
-    first, second = open_snapshot(path), open_snapshot(other)
+    """What changed from one snapshot to another. As with diff(1), exit code 0 means equal and 1 means different."""
+    first, second = opened(path, out), opened(other, out)
     pairs = _pairs(first, second, uid, state)
     told: list[dict[str, Any]] = []
     for name, one, two in pairs:
@@ -251,7 +287,8 @@ def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, 
                         rows += _changes(part, limit - len(rows))
         of, _, called = name.partition("\0")
         told.append({"uid": of, "state": called, "added": added, "removed": removed, "changed": changed, "rows": rows})
-    out.document({"from": first.path, "to": second.path, "states": told})
+    different = any(t["added"] or t["removed"] or t["changed"] for t in told)
+    out.document({"from": first.path, "to": second.path, "different": different, "states": told})
     listed = [(t["uid"], t["state"], f"{t['added']:,}", f"{t['removed']:,}", f"{t['changed']:,}") for t in told]
     counts = ("added", "removed", "changed")
     _table(out, f"from {first.path} to {second.path}", ("uid", "state", *counts), listed, counts)
@@ -259,7 +296,7 @@ def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, 
         rows = told[0]["rows"]
         names = list(dict.fromkeys(name for row in rows for name in row))
         _table(out, f"{uid}.{state}", names, [[_text(row.get(name)) for name in names] for row in rows])
-    return ExitCode.OK
+    return ExitCode.FAILED if different else ExitCode.OK
 
 
 def _pairs(
@@ -301,7 +338,7 @@ def _changes(part: Any, limit: int) -> list[dict[str, Any]]:
 
 def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
     """All rows of a state as one file: Parquet, CSV or JSON lines, by its ending."""
-    snapshot = open_snapshot(path)
+    snapshot = opened(path, out)
     found = snapshot.operator(uid).state(state)
     kind = _FORMATS.get(os.path.splitext(target)[1].lower())
     if kind is None:
@@ -365,68 +402,3 @@ def _as_text(table: pa.Table) -> pa.Table:
             shown = [None if raw is None else plain(raw) for raw in table.column(at).to_pylist()]
             table = table.set_column(at, field.name, pa.array(shown, pa.string()))
     return table
-
-
-# cairn verify, cairn savepoint-dispose
-
-
-def verify(path: str, out: Output) -> int:
-    """Read every byte of a snapshot and compare it with its checksums."""
-    snapshot = open_snapshot(path)
-    total = verified_bytes(snapshot)
-    with reading(snapshot), progress(out, "verifying", total, "bytes") as advance:
-        problems = verified(snapshot, advance)
-    damage = [problem for problem in problems if problem.damage]
-    strange = [problem.path for problem in problems if not problem.damage]
-    out.document({
-        "path": snapshot.path, "kind": snapshot.kind, "bytes": total, "intact": not damage,
-        "problems": [{"path": problem.path, "why": problem.why} for problem in damage], "strange": strange,
-    })  # fmt: skip
-    for problem in damage:
-        out.line(f"{problem.path}: {problem.why}")
-    for name in strange:
-        out.line(f"{name}: not part of the savepoint, and read by nobody")
-    if damage:
-        out.line(f"{snapshot.path} is damaged: {len(damage)} problem(s)")
-        return ExitCode.DAMAGED
-    out.line(f"{snapshot.path} is intact: {size(total)} compared with their checksums")
-    return ExitCode.OK
-
-
-def _refuse_checkpoint(path: str) -> None:
-    """Say so when somebody means a checkpoint: its files may be those of others, too, so only its job removes it."""
-    root = local_root(path)
-    named = layout.checkpoint_number(os.path.basename(root)) is not None
-    if named and os.path.isfile(os.path.join(root, layout.METADATA)) and not is_savepoint(root):
-        raise InvalidInputError(
-            f"{root} is a checkpoint, not a savepoint: its job deletes it once it is not retained any more",
-            remedy="Lower execution.checkpointing.num-retained, or set "
-            "execution.checkpointing.externalized-checkpoint-retention, to keep fewer.",
-            path=root,
-        )
-
-
-def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Output) -> int:
-    """Delete a savepoint, after asking."""
-    _refuse_checkpoint(path)
-    plan = dispose(path, dry_run=True, force=force)
-    if not dry_run and not yes:
-        if out.as_json or not sys.stdin.isatty():
-            raise InvalidInputError(
-                f"nobody can be asked here, so {plan.path} was left alone",
-                remedy="Add --yes, or look first with --dry-run.",
-            )
-        import typer
-
-        if not typer.confirm(f"Delete {plan.path} with {len(plan.removed)} files ({size(plan.size)})?"):
-            out.line("nothing was deleted")
-            return ExitCode.FAILED
-    done = plan if dry_run else dispose(path, force=force)
-    out.document(
-        {"path": done.path, "removed": done.removed, "bytes": done.size, "left": done.left, "dry_run": dry_run}
-    )
-    verb = "would be deleted" if dry_run else "deleted"
-    out.line(f"{done.path}: {len(done.removed)} files ({size(done.size)}) {verb}")
-    for name in done.left:
-        out.line(f"not part of the savepoint, left as it is: {name}")
-    return ExitCode.OK

@@ -1,4 +1,4 @@
-"""The commands that look into snapshots, as `cairn` knows them. What they do is in `cli/state.py`, imported on use."""
+"""The commands that look into snapshots, as `cairn` knows them; what they do is imported on use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from typing import Annotated
 
 import typer
 
+from cairn.cli.completion import snapshot_paths, state_names, uids
 from cairn.cli.output import Output
 
 PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="A savepoint, a chk-<n> folder, or a job's directory.")
+    str,
+    typer.Argument(
+        metavar="PATH", help="A savepoint, a chk-<n> folder, or a job's directory.", autocompletion=snapshot_paths
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-UidArgument = Annotated[str, typer.Argument(metavar="UID", help="The operator's uid.")]
-StateArgument = Annotated[str, typer.Argument(metavar="STATE", help="The state's name.")]
+UidArgument = Annotated[str, typer.Argument(metavar="UID", help="The operator's uid.", autocompletion=uids)]
+StateArgument = Annotated[str, typer.Argument(metavar="STATE", help="The state's name.", autocompletion=state_names)]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many rows to show.")]
 
 state_app = typer.Typer(
@@ -22,18 +26,29 @@ state_app = typer.Typer(
 
 
 @state_app.command()
-def ls(path: PathArgument, as_json: JsonOption = False) -> None:
+def ls(
+    path: PathArgument,
+    keys: Annotated[
+        bool, typer.Option("--keys", "-k", help="Read the rows: keys, skew by key group, biggest keys.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List operators and states."""
     from cairn.cli import state
 
-    raise typer.Exit(state.ls(path, Output(as_json=as_json)))
+    raise typer.Exit(state.ls(path, Output(as_json=as_json), keys))
 
 
 @state_app.command()
 def show(
     path: PathArgument,
-    uid: Annotated[str | None, typer.Argument(metavar="[UID]", help="The operator, if there are several.")] = None,
-    state: Annotated[str | None, typer.Argument(metavar="[STATE]", help="The state, if there are several.")] = None,
+    uid: Annotated[
+        str | None, typer.Argument(metavar="[UID]", help="The operator, if there are several.", autocompletion=uids)
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Argument(metavar="[STATE]", help="The state, if there are several.", autocompletion=state_names),
+    ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
@@ -64,13 +79,16 @@ def get(
 @state_app.command()
 def diff(
     path: PathArgument,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The later one.")],
-    uid: Annotated[str | None, typer.Argument(metavar="[UID]", help="Only this operator.")] = None,
-    state: Annotated[str | None, typer.Argument(metavar="[STATE]", help="Only this state, with its rows.")] = None,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="The later one.", autocompletion=snapshot_paths)],
+    uid: Annotated[str | None, typer.Argument(metavar="[UID]", help="Only this operator.", autocompletion=uids)] = None,
+    state: Annotated[
+        str | None,
+        typer.Argument(metavar="[STATE]", help="Only this state, with its rows.", autocompletion=state_names),
+    ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two savepoints or checkpoints."""
+    """Compare two savepoints or checkpoints; exit code 1 if they differ."""
     from cairn.cli import state as commands
 
     raise typer.Exit(commands.diff(path, other, uid, state, limit, Output(as_json=as_json)))
@@ -92,22 +110,27 @@ def export(
 
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Compare every byte of a savepoint or checkpoint with its checksums."""
-    from cairn.cli import state
+    from cairn.cli import snapshots
 
-    raise typer.Exit(state.verify(path, Output(as_json=as_json)))
+    raise typer.Exit(snapshots.verify(path, Output(as_json=as_json)))
 
 
 def savepoint_dispose(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A savepoint, or one that was never finished.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="A savepoint, or one that was never finished.", autocompletion=snapshot_paths
+        ),
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also one that a job has claimed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a savepoint."""
-    from cairn.cli import state
+    from cairn.cli import snapshots
 
-    raise typer.Exit(state.dispose_savepoint(path, yes, dry_run, force, Output(as_json=as_json)))
+    raise typer.Exit(snapshots.dispose_savepoint(path, yes, dry_run, force, Output(as_json=as_json)))
 
 
 def add_to(app: typer.Typer) -> None:

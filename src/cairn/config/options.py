@@ -182,7 +182,10 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "web.savepoint_roots", readers.names,
         "directories (with commas) besides execution.checkpointing.savepoint-dir below which the web page may write",
     ),
-    "cairn.errors.show-values": ("show_values", readers.boolean, "show data in error messages; default false"),
+    "cairn.errors.show-values": (
+        "show_values", readers.boolean,
+        "show and store the text of exceptions that functions raise, which may hold data; default true",
+    ),
 }  # fmt: skip
 ALIASES = {
     "execution.checkpointing.alignment-timeout": "execution.checkpointing.aligned-checkpoint-timeout",

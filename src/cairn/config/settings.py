@@ -99,7 +99,7 @@ class Settings:
     allow_pickled: tuple[str, ...] = ()
     compaction_chain: int = 32
     epochs_retained: int = 10
-    show_values: bool = False
+    show_values: bool = True
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     restart: RestartSettings = field(default_factory=RestartSettings)
     web: WebSettings = field(default_factory=WebSettings)

@@ -165,6 +165,11 @@ class CheckpointCoordinator:
         """The savepoint that the same request id has made or is making; its order tells how. None if there is none."""
         return self._desk.known(order) if self._desk is not None else None
 
+    @property
+    def periodic(self) -> bool:
+        """Whether checkpoints are taken by themselves."""
+        return self._settings.interval_ms > 0
+
     def current_epoch(self) -> int:
         """The newest committed epoch, -1 if there is none."""
         with self._lock:

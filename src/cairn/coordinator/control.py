@@ -307,6 +307,11 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
         _take_back(files, path)
 
 
+def answered(files: FileSystem, request: str) -> bool:
+    """Whether an answer waits for whoever asks with this id."""
+    return files.exists(f"{layout.CONTROL}/{layout.checked_request(request)}{_DONE}")
+
+
 def _waiting_request(files: FileSystem, path: str) -> dict[str, Any] | None:
     """What a request that waits under the same id asks for; None if there is none."""
     if not files.exists(path):

@@ -16,7 +16,7 @@ from cairn.runtime.savepoint import TableWork, opener
 from cairn.runtime.snapshots import ChainRows, FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
 from cairn.state.codec import KeyCodec
 from cairn.state.columns import arrow_type, stored_column
-from cairn.storage import savepoints
+from cairn.storage import layout, savepoints
 from cairn.storage.savepoints import Problem, Progress
 
 _RANGES = 32
@@ -126,6 +126,8 @@ def _differ(state: SnapshotState, old: pa.Table, new: pa.Table) -> np.ndarray[tu
 
 def verified(snapshot: Snapshot, progress: Progress | None = None) -> list[Problem]:
     """Everything that is wrong with a snapshot, every byte read, and what lies in it without being part of it."""
+    if progress is not None:
+        progress(_metadata_bytes(snapshot))  # read and compared when the snapshot was opened
     if not snapshot.checkpoint:
         problems = savepoints.verify(snapshot.path, progress)
         damaged = any(problem.damage for problem in problems)
@@ -148,14 +150,20 @@ def verified(snapshot: Snapshot, progress: Progress | None = None) -> list[Probl
 
 def verified_bytes(snapshot: Snapshot) -> int:
     """How many bytes `verified` tells of."""
+    own = _metadata_bytes(snapshot)
     if not snapshot.checkpoint:
-        return sum(file.size for file in savepoints.named_files(savepoints.read_savepoint(snapshot.path)))
+        return own + sum(file.size for file in savepoints.named_files(savepoints.read_savepoint(snapshot.path)))
     chains = {
         operator.uid: state.origin.operator.chain
         for operator in snapshot.operators.values()
         for state in operator.states.values()
     }
-    return sum(handle.size for chain in chains.values() for handle in chain)
+    held: int = sum(handle.size for chain in chains.values() for handle in chain)
+    return own + held
+
+
+def _metadata_bytes(snapshot: Snapshot) -> int:
+    return os.path.getsize(os.path.join(snapshot.path, layout.METADATA))
 
 
 def _wrong_tables(snapshot: Snapshot) -> list[Problem]:

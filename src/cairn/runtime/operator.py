@@ -406,17 +406,23 @@ class ProcessOperator:
         at = f"operator '{self._spec.uid}', subtask {self._subtask}, epoch {self._context.epoch}"
         if slot is not None:
             at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
+        from cairn.runtime.blame import facts_of, location, noted, raised
+
+        known = {"uid": self._spec.uid, "subtask": self._subtask, "epoch": self._context.epoch}
+        shown = self._context.show_values
         if isinstance(error, CairnError):
             if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
                 return None
-            return type(error)(f"{at}: {error.message}", **error.facts)
-        what = f"{type(error).__name__}: {error}" if self._context.show_values else type(error).__name__
-        hint = (
-            ""
-            if self._context.show_values
-            else (" (its text may hold data and is in the worker's traceback; set cairn.errors.show-values to see it)")
+            # The words of cairn's own errors hold no data, so their traceback can be told in any case.
+            facts = {**known, **facts_of(error, show_values=True), **error.facts} if location(error) else error.facts
+            return noted(type(error)(f"{at}: {error.message}{location(error)}", **facts))
+        return noted(
+            UserFunctionError(
+                f"{at}: {where} raised {raised(error, shown)}. The last committed epoch is intact.",
+                **known,
+                **facts_of(error, show_values=shown),
+            )
         )
-        return UserFunctionError(f"{at}: {where} raised {what}{hint}. The last committed epoch is intact.")
 
 
 class _Explained:

@@ -195,15 +195,16 @@ def _with_key(rows: pa.RecordBatch, keys: list[Any], spec: SimpleSpec) -> pa.Rec
 
 def explained(uid: str, where: str, context: EpochContext, error: Exception) -> UserFunctionError:
     """The error to raise instead of one that came out of user code."""
-    what = f"{type(error).__name__}: {error}" if context.show_values else type(error).__name__
-    hint = (
-        ""
-        if context.show_values
-        else (" (its text may hold data and is in the worker's traceback; set cairn.errors.show-values to see it)")
+    from cairn.runtime.blame import facts_of, noted, raised
+
+    made = UserFunctionError(
+        f"operator '{uid}', epoch {context.epoch}: {where} raised {raised(error, context.show_values)}. The last "
+        "committed epoch is intact.",
+        uid=uid,
+        epoch=context.epoch,
+        **facts_of(error, show_values=context.show_values),
     )
-    return UserFunctionError(
-        f"operator '{uid}', epoch {context.epoch}: {where} raised {what}{hint}. The last committed epoch is intact."
-    )
+    return noted(made)
 
 
 def _values(batch: pa.RecordBatch, spec: SimpleSpec) -> Iterable[Any]:

@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -34,7 +34,7 @@ from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifests import ManifestStore, load_identity
-from cairn.storage.savepoints import read_savepoint
+from cairn.storage.savepoints import newest_savepoint, read_savepoint
 from cairn.storage.tables import TablePart, open_parts
 
 TIMERS = {"_timers_event": "_timers.event", "_timers_processing": "_timers.processing"}
@@ -158,6 +158,8 @@ class Snapshot:
     """The number of the checkpoint, or 0 for a savepoint."""
     sources: str = ""
     """Of a checkpoint: the folder with the logs of Spark's sources."""
+    note: str = ""
+    """What whoever named a job should know of the choice, or nothing."""
 
     @property
     def kind(self) -> str:
@@ -212,7 +214,8 @@ def _only(found: Mapping[str, Any], where: str, what: str) -> Any:
 
 def open_snapshot(path: str) -> Snapshot:
     """The savepoint or checkpoint that a path names: its folder or the `_metadata` in it. Of a job's directory, the
-    newest completed checkpoint that no restore gave up."""
+    newest completed checkpoint that no restore gave up, or, if it retains none, its newest savepoint; `note` says so
+    then."""
     folder = local_root(path)
     if os.path.basename(folder) == layout.METADATA:
         folder = os.path.dirname(folder)
@@ -220,7 +223,7 @@ def open_snapshot(path: str) -> Snapshot:
         raise NotFoundError(f"there is no folder {folder}", path=folder)
     files = LocalFileSystem(folder)
     if load_identity(files) is not None:
-        return _of_checkpoint(files, _newest(files))
+        return _of_job(files)
     number = layout.checkpoint_number(os.path.basename(folder))
     above = LocalFileSystem(os.path.dirname(folder))
     if number is not None and load_identity(above) is not None:
@@ -229,6 +232,17 @@ def open_snapshot(path: str) -> Snapshot:
             raise NotFoundError(f"there is no completed checkpoint {folder}; completed there: {there}", path=folder)
         return _of_checkpoint(above, CheckpointStore(above).load(number))
     return _of_savepoint(folder, read_savepoint(folder))
+
+
+def _of_job(files: LocalFileSystem) -> Snapshot:
+    store = CheckpointStore(files)
+    if not store.numbers():
+        saved = newest_savepoint(store.history())
+        if saved is not None:
+            found = _of_savepoint(saved.path, read_savepoint(saved.path))
+            note = f"the job in {files.root} retains no checkpoint; this is its newest savepoint, {saved.path}"
+            return replace(found, note=note)
+    return _of_checkpoint(files, _newest(files))
 
 
 def _newest(files: LocalFileSystem) -> Checkpoint:

@@ -16,7 +16,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from cairn.errors import (
     NotFoundError,
     StorageError,
 )
+from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
 from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_state
 from cairn.model.manifest import BROADCAST
@@ -158,6 +159,18 @@ def is_savepoint(path: str) -> bool:
     except CairnError:
         return False
     return True
+
+
+def savepoint_there(info: CheckpointInfo) -> bool:
+    """Whether a completed savepoint still exists: it is its owner's, who may have deleted or moved it."""
+    return bool(info.path) and os.path.isfile(os.path.join(info.path, layout.METADATA))
+
+
+def newest_savepoint(history: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
+    """The newest completed savepoint among these, newest first, that still exists."""
+    saved = (info for info in history if info.type is CheckpointType.SAVEPOINT)
+    done = (info for info in saved if info.status is CheckpointStatus.COMPLETED)
+    return next((info for info in done if savepoint_there(info)), None)
 
 
 def list_savepoints(target: str) -> list[tuple[str, SavepointMetadata]]:

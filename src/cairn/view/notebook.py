@@ -75,7 +75,7 @@ def checkpoints_html(infos: Sequence[CheckpointInfo]) -> str:
             words.when(info.trigger_ms),
             words.duration(info.duration_ms) if info.end_ms else "-",
             words.size(info.savepoint_bytes if is_savepoint(info) else info.full_bytes),
-            info.failure or info.path,
+            words.first_line(info.failure) or info.path,
         )
         for info in infos[:ROWS]
     ]

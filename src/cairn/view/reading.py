@@ -22,6 +22,7 @@ from cairn.view.records import (
     ENDED,
     CheckpointsView,
     EndView,
+    JobEnd,
     JobView,
     OperatorView,
     RestoreView,
@@ -74,6 +75,21 @@ class JobReader:
         if found is None:
             raise NotFoundError(f"job '{self.identity().job_id}' has no checkpoint {number}", checkpoint=number)
         return found
+
+    def end(self) -> JobEnd | None:
+        """How the job ended, without reading all that a view has; None if it runs, or if nobody knows."""
+        runs = Runs(self._files)
+        newest = runs.newest()
+        events = self._journal.events()
+        status, ended_ms = self._status(runs.record(newest) if newest else None, events)
+        if status not in ENDED:
+            return None
+        told = next((event for event in reversed(events) if event.kind in _ENDS and event.run == newest), None)
+        epoch = self._manifests.epochs()
+        return JobEnd(
+            status, told.kind if told is not None else "crashed", ended_ms, told.text if told is not None else "",
+            epoch[-1] if epoch else -1,
+        )  # fmt: skip
 
     def view(self) -> JobView:
         identity = self.identity()

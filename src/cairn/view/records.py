@@ -170,6 +170,17 @@ class RestoreView(msgspec.Struct, frozen=True):
         return self.before not in (0, self.parallelism)
 
 
+class JobEnd(msgspec.Struct, frozen=True):
+    """How a job ended. `kind` is finished, stopped (with a savepoint), canceled, failed or crashed."""
+
+    status: str
+    kind: str
+    time_ms: int
+    cause: str
+    epoch: int
+    """The newest committed one, or -1."""
+
+
 class Health(msgspec.Struct, frozen=True):
     """Is it fine? `level` is ok, warn, bad or ended; `reasons` say why, in sentences."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.errors import InvalidInputError, NotFoundError
+from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import DataType
 from cairn.runtime.snapshots import (
@@ -33,6 +33,8 @@ from cairn.runtime.snapshots import (
 from cairn.view.reading import unevenness
 
 MOST_ROWS = 200_000
+KEYS_PER_GROUP = 10
+"""Skew is told from so many keys for a key group on."""
 _SHOWN = 500
 _HIDDEN = "(hidden)"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -50,7 +52,8 @@ class StateSummary(msgspec.Struct, frozen=True):
     bytes: int
     counted: bool
     """False if there are more rows than are counted for a page."""
-    skew: float
+    skew: float | None
+    """None with too few keys to tell: a handful of them is uneven by chance."""
     groups: list[int]
     """Rows by key group."""
     biggest: list[tuple[str, int]]
@@ -118,9 +121,14 @@ def summary(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotState
     return StateSummary(
         operator.uid, state.name, state.spec.kind, state.spec.value_type,
         state.rows if state.rows is not None else rows,
-        keys, state.size if state.size is not None else joined.nbytes, counted, round(unevenness(groups), 4), groups,
+        keys, state.size if state.size is not None else joined.nbytes, counted, skew_of(keys, groups), groups,
         biggest,
     )  # fmt: skip
+
+
+def skew_of(keys: int, groups: Sequence[int]) -> float | None:
+    """How unevenly rows lie over key groups. With n keys for a group, chance alone makes about 0.4 / sqrt(n)."""
+    return round(unevenness(groups), 4) if keys >= KEYS_PER_GROUP * len(groups) else None
 
 
 def _biggest(state: SnapshotState, table: pa.Table, count: int = 10) -> list[tuple[str, int]]:
@@ -216,13 +224,13 @@ def lookup(snapshot: Snapshot, uid: str, state_name: str, text: str, masks: Mask
 
 
 def history_of_key(job_dir: str, uid: str, state: str, text: str, masks: Masks, most: int = 20) -> list[Found]:
-    """The state of one key in the retained checkpoints, newest first."""
+    """The state of one key in the retained checkpoints, newest first; those that are damaged are passed over."""
     found = []
     for snapshot in reversed(retained(job_dir)[-most:]):
         try:
             found.append(lookup(snapshot, uid, state, text, masks))
-        except NotFoundError:
-            continue  # the operator or the state was not there yet
+        except (NotFoundError, CorruptFileError):
+            continue  # the operator or the state was not there yet, or a file is damaged
     return found
 
 

@@ -64,3 +64,9 @@ def share(part: float) -> str:
 
 def percent(share: float) -> str:
     return f"{share:.0%}"
+
+
+def first_line(text: str, most: int = 300) -> str:
+    """The first line of a text that may be a whole traceback, not longer than a table can bear."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn import __version__
 from cairn.web import metrics, pages, problems, rest
@@ -14,6 +15,25 @@ from cairn.web.options import WebOptions
 from cairn.web.security import Guard
 
 STATIC = Path(__file__).parent / "static"
+
+
+class HeadAsGet:
+    """Answers HEAD as GET without the body, as HTTP wants it; except for streams, which have no end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD" or scope["path"].endswith("/events"):
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
 def create_app(catalogue: Catalogue, options: WebOptions) -> FastAPI:
@@ -36,5 +56,6 @@ def create_app(catalogue: Catalogue, options: WebOptions) -> FastAPI:
 
     app.include_router(pages.router(catalogue, options), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Guard, options=options)
     return app

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
 
-from cairn.errors import CairnError
+from cairn.errors import CairnError, CorruptFileError, NotFoundError, remedy
 from cairn.view.reading import JobReader, find_readers, no_such_job
 from cairn.view.records import JobView
 
 _FRESH = 0.5
 _LOOK_AGAIN = 2.0
 _ENDED_KEPT = 20
+
+
+def _advice(error: CairnError) -> str:
+    """What helps where not even the name of the job can be read."""
+    if isinstance(error, CorruptFileError) and "remedy" not in error.facts:
+        return "Bring the file back from a copy. Until then, start the job from a savepoint under another name."
+    return remedy(error) or ""
 
 
 class Catalogue:
@@ -24,6 +32,10 @@ class Catalogue:
         self._looked = 0.0
         self._lock = threading.RLock()
         self._views: dict[str, tuple[float, JobView]] = {}
+        self._damaged: dict[str, CairnError] = {}
+        """Folders whose `job.json` cannot be read, and why."""
+        self._unread: dict[str, CairnError] = {}
+        """Jobs of which something else cannot be read."""
         if directory is not None:
             self._look()
 
@@ -42,7 +54,9 @@ class Catalogue:
         """A directory may have got new jobs."""
         if self._directory is None or time.monotonic() - self._looked < _LOOK_AGAIN:
             return
-        found = find_readers(self._directory)
+        damaged: dict[str, CairnError] = {}
+        found = find_readers(self._directory, damaged)
+        self._damaged = damaged
         self._readers = {job: self._readers.get(job, reader) for job, reader in found.items()}
         self._looked = time.monotonic()
 
@@ -54,6 +68,9 @@ class Catalogue:
     def reader(self, job: str) -> JobReader:
         readers = self.readers()
         if job not in readers:
+            for path, error in self._damaged.items():
+                if os.path.basename(path) == job:  # a job's folder has its id for a name
+                    raise error
             raise no_such_job(job, list(readers))
         return readers[job]
 
@@ -67,12 +84,27 @@ class Catalogue:
             self._views[job] = (time.monotonic(), made)
             return made
 
+    def damaged(self) -> list[dict[str, str]]:
+        """The jobs that cannot be read, with the reason; the others are none the worse for them."""
+        with self._lock:
+            self._look()
+            found = {**self._damaged, **self._unread}
+        return [
+            {"directory": path, "code": error.code, "error": error.message, "remedy": _advice(error)}
+            for path, error in sorted(found.items())
+        ]
+
     def views(self) -> list[JobView]:
         """All jobs that can be read, the running ones first, then the newest."""
         found = []
-        for job in self.readers():
+        unread: dict[str, CairnError] = {}
+        for job, reader in self.readers().items():
             try:
                 found.append(self.view(job))
-            except CairnError:
+            except NotFoundError:
                 continue  # removed meanwhile
+            except CairnError as error:
+                unread[reader.directory] = error
+        with self._lock:
+            self._unread = unread
         return sorted(found, key=lambda view: (not view.running, -view.started_ms))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,12 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cairn import __version__
-from cairn.errors import CairnError, InternalError, InvalidInputError, NotFoundError
+from cairn.errors import CairnError, CorruptFileError, InternalError, NotFoundError, remedy
 from cairn.model.checkpoint import CheckpointInfo
-from cairn.storage import layout
+from cairn.storage.savepoints import savepoint_there
 from cairn.view import documents, words
 from cairn.view import state as states
+from cairn.view.exceptions import exception
 from cairn.view.health import health_of
 from cairn.view.records import JobView, is_savepoint
 from cairn.web import charts, rest
@@ -55,7 +55,7 @@ def environment() -> Environment:
         "percent": words.percent,
     }  # fmt: skip
     made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
-    made.filters["quoted"] = shlex.quote
+    made.filters |= {"quoted": shlex.quote, "remedy": remedy, "first_line": words.first_line}
     made.tests["savepoint"] = is_savepoint
     return made
 
@@ -78,7 +78,8 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
         try:
             job = catalogue.view(jobid)
             facts: dict[str, Any] = {"job": job, "health": health_of(job), "tab": tab, "commands": commands(job)}
-            return render(template, **facts, **make(job))
+            facts |= make(job)
+            return render(template, facts.pop("status", 200), **facts)
         except CairnError as error:
             return render("error.html", of_error(error).status_code, error=error, jobid=jobid)
         except Exception:  # noqa: BLE001 - a page says that it cannot be shown; the log has the cause
@@ -89,7 +90,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     @pages.get("/")
     def home() -> HTMLResponse:
         jobs = catalogue.views()
-        return render("jobs.html", jobs=[(job, health_of(job)) for job in jobs])
+        return render("jobs.html", jobs=[(job, health_of(job)) for job in jobs], damaged=catalogue.damaged())
 
     @pages.get("/jobs/{jobid}")
     def overview(jobid: str) -> HTMLResponse:
@@ -177,13 +178,16 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
             found = [info for info in job.checkpoints.history if is_savepoint(info)]
             done = _openable(job)
             numbers = rest.number_of(before), rest.number_of(after)
-            differences = None
+            differences = problem = None
             if numbers[0] is not None and numbers[1] is not None:
-                paths = [rest.snapshot_of(job, number).path for number in numbers]
-                differences = states.compare(paths[0], paths[1], options.masks)
+                try:
+                    paths = [rest.snapshot_of(job, number).path for number in numbers]
+                    differences = states.compare(paths[0], paths[1], options.masks)
+                except CorruptFileError as error:
+                    problem = error
             return {
-                "savepoints": found, "there": {info.id for info in found if _there(info)}, "choices": done,
-                "differences": differences, "before": numbers[0], "after": numbers[1],
+                "savepoints": found, "there": {info.id for info in found if savepoint_there(info)}, "choices": done,
+                "differences": differences, "before": numbers[0], "after": numbers[1], "problem": problem,
             }  # fmt: skip
 
         return job_page("savepoints.html", jobid, "/savepoints", make)
@@ -194,20 +198,18 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
 
     @pages.get("/jobs/{jobid}/exceptions")
     def exceptions(jobid: str) -> HTMLResponse:
-        return job_page("exceptions.html", jobid, "/exceptions", lambda job: {})
+        def make(job: JobView) -> dict[str, Any]:
+            return {"entries": [(event, exception(job, event)) for event in job.exceptions]}
+
+        return job_page("exceptions.html", jobid, "/exceptions", make)
 
     return pages
-
-
-def _there(info: CheckpointInfo) -> bool:
-    """Whether a completed savepoint still exists: it is its owner's, who may have deleted or moved it."""
-    return bool(info.path) and os.path.isfile(os.path.join(info.path, layout.METADATA))
 
 
 def _openable(job: JobView, most: int = 200) -> list[CheckpointInfo]:
     """The newest checkpoints and savepoints that can be looked into."""
     kept = (i for i in job.checkpoints.history if i.status.value == "COMPLETED" and not i.discarded)
-    return list(itertools.islice((i for i in kept if not is_savepoint(i) or _there(i)), most))
+    return list(itertools.islice((i for i in kept if not is_savepoint(i) or savepoint_there(i)), most))
 
 
 def state_facts(job: JobView, checkpoint: str, uid: str, state: str, key: str, masks: states.Masks) -> dict[str, Any]:
@@ -216,26 +218,24 @@ def state_facts(job: JobView, checkpoint: str, uid: str, state: str, key: str, m
     choices = _openable(job)
     facts: dict[str, Any] = {
         "choices": choices, "number": number, "snapshot": None, "operator": None, "summaries": [], "key": key,
-        "state": state, "found": None, "history": [], "problem": "", "sample": [], "bars": charts.bars,
+        "state": state, "found": None, "history": [], "problem": None, "sample": [], "bars": charts.bars,
     }  # fmt: skip
     try:
         snapshot = rest.snapshot_of(job, number)
-    except NotFoundError as error:
-        return {**facts, "problem": error.message}
-    facts["snapshot"] = snapshot
-    operator = snapshot.operators.get(uid) or next(iter(snapshot.operators.values()), None)
-    if operator is None:
-        return {**facts, "problem": "The job has no operators with state."}
-    facts["operator"] = operator
-    facts["summaries"] = states.summaries(snapshot, operator.uid, masks)
-    if not facts["summaries"]:
-        return facts
-    facts["state"] = chosen = state or facts["summaries"][0].name
-    try:
+        facts["snapshot"] = snapshot
+        operator = snapshot.operator(uid) if uid else next(iter(snapshot.operators.values()), None)
+        if operator is None:
+            raise NotFoundError("the job has no operators with state")
+        facts["operator"] = operator
+        facts["summaries"] = states.summaries(snapshot, operator.uid, masks)
+        if not facts["summaries"]:
+            return facts
+        facts["state"] = chosen = state or facts["summaries"][0].name
         facts["sample"] = states.sample(snapshot, operator.uid, chosen, 10, masks)
         if key:
             facts["found"] = states.lookup(snapshot, operator.uid, chosen, key, masks)
             facts["history"] = states.history_of_key(job.directory, operator.uid, chosen, key, masks)
-    except (InvalidInputError, NotFoundError) as error:
-        facts["problem"] = error.message
+    except CairnError as error:
+        # What is there beside it can still be looked at, so the page stays; a name that is wrong is not found.
+        facts |= {"problem": error, "status": 404 if isinstance(error, NotFoundError) and (uid or state) else 200}
     return facts

@@ -20,6 +20,7 @@ from cairn.errors import (
     InvalidInputError,
     NotFoundError,
     StorageError,
+    remedy,
 )
 
 _log = logging.getLogger("cairn.web")
@@ -66,7 +67,7 @@ def problem(
 
 def of_error(error: CairnError) -> JSONResponse:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    return problem(status, error.code, error.message, str(error.facts.get("remedy", "")))
+    return problem(status, error.code, error.message, remedy(error) or "")
 
 
 def install(app: FastAPI) -> None:

@@ -21,6 +21,7 @@ from cairn.runtime.snapshots import Snapshot, open_snapshot
 from cairn.storage import layout
 from cairn.view import documents
 from cairn.view import state as states
+from cairn.view.exceptions import exceptions as history_of
 from cairn.view.records import JobView, is_savepoint
 from cairn.view.vertices import plan as plan_of
 from cairn.web import shapes, vertices
@@ -42,8 +43,9 @@ PROBLEMS: dict[int | str, Document] = {
     status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
     for status, text in {
         400: "it cannot be understood", 401: "the token is missing", 403: "not allowed", 404: "not found",
-        409: "it cannot be done now", 413: "too large", 415: "not JSON", 421: "not this host",
-        422: "a value does not fit", 503: "the storage cannot be reached",
+        405: "not that way", 408: "it came too slowly", 409: "it cannot be done now", 413: "too large",
+        415: "not JSON", 421: "not this host", 422: "a value does not fit", 429: "too many at once",
+        500: "a file of the job is damaged, or an error that nobody foresaw", 503: "the storage cannot be reached",
     }.items()
 }  # fmt: skip
 _FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -102,7 +104,8 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     @api.get("/jobs/overview", tags=["jobs"])
     def jobs_overview() -> shapes.JobsOverview:
         """All jobs in a line each."""
-        return {"jobs": [documents.overview(view) for view in catalogue.views()]}  # type: ignore[misc]
+        views = [documents.overview(view) for view in catalogue.views()]
+        return {"jobs": views, "damaged": catalogue.damaged()}  # type: ignore[typeddict-item]
 
     @api.get("/jobs/{jobid}", tags=["jobs"])
     def job(jobid: JobId) -> Document:
@@ -126,18 +129,8 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.get("/jobs/{jobid}/exceptions", tags=["jobs"])
     def exceptions(jobid: JobId, maxExceptions: Annotated[int, Query(ge=1, le=500)] = 50) -> Document:
-        """Failures of the job, newest first."""
-        found = catalogue.view(jobid).exceptions
-        entries = [
-            {
-                "exceptionName": str(e.facts.get("code", "error")),
-                "stacktrace": e.text,
-                "timestamp": e.time_ms,
-                "run": e.run,
-            }
-            for e in found[:maxExceptions]
-        ]
-        return {"exceptionHistory": {"entries": entries, "truncated": len(found) > maxExceptions}}
+        """Failures of the job, newest first, with the traceback of the function that raised."""
+        return history_of(catalogue.view(jobid), maxExceptions)
 
     @api.get("/jobs/{jobid}/rescales/history", tags=["jobs"])
     def rescales(jobid: JobId) -> Document:
@@ -210,7 +203,7 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
 
 
 def snapshot_of(job: JobView, number: int | None) -> Snapshot:
-    """A retained checkpoint or a savepoint of the job by its number; the newest checkpoint if there is none."""
+    """A retained checkpoint or a savepoint of the job by its number; without one, the newest there is."""
     if number is None:
         return open_snapshot(job.directory)
     info = job.checkpoints.find(number)
@@ -231,7 +224,8 @@ def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
             {"uid": op.uid, "name": op.name, "key": op.key_type, "states": [s.name for s in op.states.values()]}
             for op in found.operators.values()
         ]
-        return {"path": found.path, "epoch": found.metadata.epoch, "operators": told}
+        head = {"path": found.path, "kind": found.kind, "note": found.note, "epoch": found.metadata.epoch}
+        return {**head, "operators": told}
 
     @api.get("/jobs/{jobid}/state/{uid}", tags=["state"])
     def summaries(jobid: JobId, uid: Uid, checkpoint: Chosen = None) -> Document:

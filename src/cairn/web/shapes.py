@@ -19,8 +19,18 @@ JobOverview = TypedDict(
 )  # fmt: skip
 
 
+class DamagedJob(TypedDict):
+    """A folder whose job cannot be read."""
+
+    directory: str
+    code: str
+    error: str
+    remedy: str
+
+
 class JobsOverview(TypedDict):
     jobs: list[JobOverview]
+    damaged: list[DamagedJob]
 
 
 class JobIds(TypedDict):

@@ -1,0 +1,79 @@
+"""`cairn verify` and `cairn savepoint-dispose`: whether a snapshot is whole, and deleting one. Neither needs Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cairn.cli.output import ExitCode, Output
+from cairn.cli.progress import progress
+from cairn.cli.state import opened
+from cairn.errors import InvalidInputError
+from cairn.runtime.compare import verified, verified_bytes
+from cairn.runtime.snapshots import reading
+from cairn.storage import layout
+from cairn.storage.filesystem import local_root
+from cairn.storage.savepoints import dispose, is_savepoint
+from cairn.view.words import size
+
+
+def verify(path: str, out: Output) -> int:
+    """Read every byte of a snapshot and compare it with its checksums."""
+    snapshot = opened(path, out)
+    total = verified_bytes(snapshot)
+    with reading(snapshot), progress(out, "verifying", total, "bytes") as advance:
+        problems = verified(snapshot, advance)
+    damage = [problem for problem in problems if problem.damage]
+    strange = [problem.path for problem in problems if not problem.damage]
+    out.document({
+        "path": snapshot.path, "kind": snapshot.kind, "bytes": total, "intact": not damage,
+        "problems": [{"path": problem.path, "why": problem.why} for problem in damage], "strange": strange,
+    })  # fmt: skip
+    for problem in damage:
+        out.line(f"{problem.path}: {problem.why}")
+    for name in strange:
+        out.line(f"{name}: not part of the savepoint, and read by nobody")
+    if damage:
+        out.line(f"{snapshot.path} is damaged: {len(damage)} problem(s)")
+        return ExitCode.DAMAGED
+    out.line(f"{snapshot.path} is intact: {size(total)} compared with their checksums")
+    return ExitCode.OK
+
+
+def _refuse_checkpoint(path: str) -> None:
+    """Say so when somebody means a checkpoint: its files may be those of others, too, so only its job removes it."""
+    root = local_root(path)
+    named = layout.checkpoint_number(os.path.basename(root)) is not None
+    if named and os.path.isfile(os.path.join(root, layout.METADATA)) and not is_savepoint(root):
+        raise InvalidInputError(
+            f"{root} is a checkpoint, not a savepoint: its job deletes it once it is not retained any more",
+            remedy="Lower execution.checkpointing.num-retained, or set "
+            "execution.checkpointing.externalized-checkpoint-retention, to keep fewer.",
+            path=root,
+        )
+
+
+def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Output) -> int:
+    """Delete a savepoint, after asking."""
+    _refuse_checkpoint(path)
+    plan = dispose(path, dry_run=True, force=force)
+    if not dry_run and not yes:
+        if out.as_json or not sys.stdin.isatty():
+            raise InvalidInputError(
+                f"nobody can be asked here, so {plan.path} was left alone",
+                remedy="Add --yes, or look first with --dry-run.",
+            )
+        import typer
+
+        if not typer.confirm(f"Delete {plan.path} with {len(plan.removed)} files ({size(plan.size)})?"):
+            out.line("nothing was deleted")
+            return ExitCode.FAILED
+    done = plan if dry_run else dispose(path, force=force)
+    out.document(
+        {"path": done.path, "removed": done.removed, "bytes": done.size, "left": done.left, "dry_run": dry_run}
+    )
+    verb = "would be deleted" if dry_run else "deleted"
+    out.line(f"{done.path}: {len(done.removed)} files ({size(done.size)}) {verb}")
+    for name in done.left:
+        out.line(f"not part of the savepoint, left as it is: {name}")
+    return ExitCode.OK
