@@ -23,7 +23,7 @@ def health_of(job: JobView) -> Health:
         )
     if not job.running:
         word = {"FINISHED": "The job has finished.", "CANCELED": "The job was canceled."}.get(job.status)
-        return Health("ended", word or "It is not known whether the job runs.", [*_ended(job), *job.damage])
+        return Health("ended", word or "It is not known whether the job runs.", job.damage)
     bad = [*job.damage]
     warn: list[str] = []
     _checkpoints(job, bad, warn)
@@ -65,19 +65,6 @@ def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
         before = sorted(info.duration_ms for info in done[5:])[len(done[5:]) // 2]
         if recent > _NOTICEABLE_MS and recent > _SLOWER * max(1, before):
             warn.append(f"Checkpoints take {recent} ms of late, {before} ms before.")
-
-
-def _ended(job: JobView) -> list[str]:
-    """When it ended, and what it would go on from."""
-    told = []
-    if job.ended_ms:
-        told.append(f"It ended {ago(job.ended_ms, job.now_ms)}, after {duration(job.duration_ms)}.")
-    if job.epoch >= 0:
-        told.append(f"Started again, it goes on after epoch {job.epoch}, its last committed one.")
-    saved = job.checkpoints.latest("COMPLETED", savepoint=True)
-    if saved is not None:
-        told.append(f"Its newest savepoint is {saved.path}.")
-    return told
 
 
 def _good(job: JobView) -> list[str]:
