@@ -144,14 +144,6 @@ def test_a_checkpoint_tells_who_has_not_acknowledged(tmp_path: Path) -> None:
     assert "1/2 (50%)" in web.get(f"/jobs/{JOB}/checkpoints/history").text
 
 
-def test_a_job_that_has_ended_says_what_it_would_go_on_from(tmp_path: Path) -> None:
-    make_job(tmp_path)
-    text = client_of(tmp_path).get(f"/jobs/{JOB}").text
-    assert "The job has finished." in text
-    assert "goes on after epoch 4" in text
-    assert "Its newest savepoint is" in text
-
-
 def test_buttons_show_their_commands_and_a_read_only_page_has_none(web: TestClient, root: Path) -> None:
     text = web.get(f"/jobs/{JOB}").text
     for action in ("savepoint", "stop", "cancel"):

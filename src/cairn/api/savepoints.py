@@ -113,7 +113,7 @@ class SparkSavepoints:
                 "or by one that was removed since; take another request id, or another directory for the savepoint",
                 path=path,
             )
-        return WrittenSavepoint(path, _size(path, metadata), metadata.epoch, metadata.drained)
+        return WrittenSavepoint(path, _size(path, metadata), metadata.epoch, metadata.drained, _sizes(metadata))
 
     def start(
         self, number: int, manifest: Manifest, order: SavepointOrder, done: Callable[[Exception | None], None]

@@ -29,7 +29,7 @@ def health_of(job: JobView) -> Health:
         )
     if not job.running:
         word = {"FINISHED": "The job has finished.", "CANCELED": "The job was canceled."}.get(job.status)
-        return Health("ended", word or "It is not known whether the job runs.", [*_ended(job), *job.damage])
+        return Health("ended", word or "It is not known whether the job runs.", [*_left(job), *job.damage])
     bad = [*job.damage]
     warn: list[str] = []
     _checkpoints(job, bad, warn)
@@ -103,17 +103,13 @@ def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
             warn.append(f"Checkpoints take {recent} ms of late, {before} ms before.")
 
 
-def _ended(job: JobView) -> list[str]:
-    """When it ended, and what it would go on from."""
-    told = []
-    if job.ended_ms:
-        told.append(f"It ended {ago(job.ended_ms, job.now_ms)}, after {duration(job.duration_ms)}.")
-    if job.epoch >= 0:
-        told.append(f"Started again, it goes on after epoch {job.epoch}, its last committed one.")
+def _left(job: JobView) -> list[str]:
+    """What a job that has ended can be started from."""
+    if job.status not in ("FINISHED", "CANCELED"):
+        return []
+    told = [f"Started again, it goes on from epoch {job.epoch}."] if job.epoch >= 0 else []
     saved = newest_savepoint(job.checkpoints.history)
-    if saved is not None:
-        told.append(f"Its newest savepoint is {saved.path}.")
-    return told
+    return [*told, f"Its newest savepoint is {saved.path}."] if saved is not None else told
 
 
 def _good(job: JobView) -> list[str]:
