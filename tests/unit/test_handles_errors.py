@@ -19,12 +19,13 @@ from cairn.errors import (
     UserFunctionError,
 )
 from cairn.model.descriptors import (
+    AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from cairn.model.functions import KeyedProcessFunction
+from cairn.model.functions import AggregateFunction, KeyedProcessFunction
 from cairn.runtime.reduce import Reduce
 from cairn.testing.harness import KeyedProcessHarness
 
@@ -345,3 +346,25 @@ def test_reduce_of_a_keyed_stream_refuses_none() -> None:
         pytest.raises(UserFunctionError, match=r"reduce was given a null, which cannot be combined; filter out nulls"),
     ):
         harness.spec.function.process_element(None, None)
+
+
+def test_an_aggregate_function_that_returns_none_is_named() -> None:
+    class Sum(AggregateFunction):
+        def create_accumulator(self) -> int:
+            return 0
+
+        def add(self, value: int, accumulator: int) -> Any:
+            return accumulator + value if value < 100 else None
+
+        def get_result(self, accumulator: int) -> int:
+            return accumulator
+
+        def merge(self, a: int, b: int) -> int:
+            return a + b
+
+    with Lab(AggregatingStateDescriptor("it", Sum(), "bigint")) as lab:
+        lab.do("k", lambda s, c: s.it.add(1), lambda s, c: s.it.add(5))
+        lab.later("k", lambda s, c: s.it.add(100))
+        with pytest.raises(UserFunctionError, match=r"operator 'tested'.*key 'k': Sum.add\(\) returned None"):
+            lab.run_epoch()
+        assert lab.state("it", "k") == 6

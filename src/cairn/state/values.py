@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from cairn.errors import StateMisuseError
 from cairn.model.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
+from cairn.model.functions import none_returned
 from cairn.state.slots import no_current_key
 from cairn.state.table import StateTable
 from cairn.storage.statefile import Section, grouped_table
@@ -190,7 +191,10 @@ class AggregatingState:
         accumulator = self._state.value()
         if accumulator is None:
             accumulator = self._function.create_accumulator()
-        self._state.update(self._function.add(value, accumulator))
+        added = self._function.add(value, accumulator)
+        if added is None:
+            raise none_returned(f"{type(self._function).__name__}.add()", "the accumulator")
+        self._state.update(added)
 
     def clear(self) -> None:
         self._state.clear()
