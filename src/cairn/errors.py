@@ -149,8 +149,9 @@ _IN_TRACEBACK = re.compile(
 
 
 def facts_note(facts: Mapping[str, Any]) -> str:
-    """A line for the note of an exception that carries its facts to whoever reads the traceback."""
-    return _NOTE + json.dumps({name: facts[name] for name in _CARRIED if name in facts}, default=str)
+    """A line for the note of an exception that carries its facts to whoever reads the traceback, or nothing."""
+    told = {name: facts[name] for name in _CARRIED if name in facts}
+    return _NOTE + json.dumps(told, default=str) if told else ""
 
 
 def from_traceback(text: str) -> CairnError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -42,7 +43,18 @@ def test_demo_is_exact_quiet_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_demo_notices_what_is_lost_doubled_or_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "d"
-    assert demo("--dir", str(place), temporary=tmp_path / "t").returncode == 0
+    made = demo("--dir", str(place), "--json", temporary=tmp_path / "t")
+    assert made.returncode == 0
+    told = [json.loads(line) for line in made.stdout.splitlines()]
+    assert [event["epoch"] for event in told if event["event"] == "epoch"] == [0, 1, 2, 3]
+    assert [event["event"] for event in told if event["event"] != "epoch"] == [
+        "started",
+        "killed",
+        "started",
+        "summary",
+    ]
+    assert (told[-1]["exact"], told[-1]["exit_code"], told[-1]["directory"]) == (True, 0, str(place))
+    assert all(check["exact"] for check in told[-1]["checks"])
     assert demo("--dir", str(place), temporary=tmp_path / "t").returncode == 2  # not empty
     part = max((place / "out").glob("part-*"), key=lambda path: path.stat().st_size)
 

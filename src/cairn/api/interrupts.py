@@ -20,7 +20,7 @@ from cairn.storage.filesystem import LocalFileSystem
 
 _log = logging.getLogger("cairn.job")
 PATIENCE = 30.0
-"""Seconds for the running epoch, and for the last checkpoint, each."""
+"""Seconds for the running epoch and the last checkpoint together."""
 
 
 class Interruptible(Protocol):
@@ -37,15 +37,15 @@ def wind_down(
 ) -> None:
     """End an interrupted job: finish the running epoch, take a last checkpoint if checkpoints are on, say what is kept.
 
-    `suspend` is called before the end: what is interrupted is not given up, so its checkpoints stay. A second Ctrl-C
+    `suspend` is called first: what is interrupted is not given up, so its checkpoints stay. A second Ctrl-C
     raises out of here, whatever is being done.
     """
     periodic = coordinator is not None and coordinator.periodic
     more = " and takes a last checkpoint" if periodic else ""
     _log.warning("interrupted: job %s finishes its running epoch%s; Ctrl-C again ends it at once", job.name, more)
+    suspend()
     try:
         number = _last_checkpoint(job, gate, coordinator) if coordinator is not None and periodic else 0
-        suspend()
         job.cancel()
     except KeyboardInterrupt:
         kept = coordinator.current_epoch() if coordinator is not None else -1

@@ -16,7 +16,7 @@ watchers: list[Watcher] = []
 
 def tell(event: str, job: Any, **facts: Any) -> None:
     """On whatever thread it happens; what a watcher raises costs the job nothing."""
-    for watcher in watchers:
+    for watcher in tuple(watchers):
         try:
             watcher(event, job, facts)
         except Exception:  # noqa: BLE001 - whatever it was, the job must not suffer

@@ -141,6 +141,8 @@ def raised(error: BaseException, show_values: bool) -> str:
 
 
 def noted(error: E) -> E:
-    """The error with a note that brings its facts to the driver."""
-    error.add_note(facts_note(error.facts))
+    """The error with a note that brings its facts to the driver, if it has any of those that are carried."""
+    note = facts_note(error.facts)
+    if note:
+        error.add_note(note)
     return error

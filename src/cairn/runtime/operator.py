@@ -413,7 +413,7 @@ class ProcessOperator:
         if isinstance(error, CairnError):
             if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
                 return None
-            # The words of cairn's own errors hold no data, so their traceback can be told in any case.
+            # What cairn's own errors say is shown in any case, and so is the way to them.
             facts = {**known, **facts_of(error, show_values=True), **error.facts} if location(error) else error.facts
             return noted(type(error)(f"{at}: {error.message}{location(error)}", **facts))
         return noted(

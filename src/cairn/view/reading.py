@@ -84,7 +84,8 @@ class JobReader:
         status, ended_ms = self._status(runs.record(newest) if newest else None, events)
         if status not in ENDED:
             return None
-        told = next((event for event in reversed(events) if event.kind in _ENDS and event.run == newest), None)
+        ends = (event for event in reversed(events) if event.kind in _ENDS and event.run == newest)
+        told = next(ends, None) if status != "CRASHED" else None
         epoch = self._manifests.epochs()
         return JobEnd(
             status, told.kind if told is not None else "crashed", ended_ms, told.text if told is not None else "",
