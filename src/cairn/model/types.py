@@ -15,7 +15,6 @@ import decimal
 import pickle
 import re
 import struct
-from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from cairn.errors import InvalidInputError, StateTypeError
+from cairn.model.rows import row_class
 
 
 class Storage(Enum):
@@ -295,22 +295,6 @@ def struct_type(fields: Sequence[tuple[str, DataType]]) -> DataType:
         return row([u(v) for u, v in zip(unpacks, packed, strict=True)])
 
     return _nested(ddl, pack, unpack, fields=tuple(fields))
-
-
-@lru_cache(maxsize=256)
-def row_class(names: tuple[str, ...]) -> Any:
-    """The named tuple that rows with these columns are given as. Odd column names are reachable by position.
-
-    It is made from an iterable of its values, as a tuple is: rows are made by the million, and this spares each of
-    them the constructor that `namedtuple` writes in Python.
-    """
-    named = namedtuple("Row", names, rename=True)  # type: ignore[misc]
-    kept = {name: part for name, part in vars(named).items() if name not in ("__new__", "__getnewargs__")}
-    return type("Row", (tuple,), kept | {"__reduce__": lambda row: (_rebuilt, (names, tuple(row)))})
-
-
-def _rebuilt(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    return row_class(names)(values)
 
 
 def _quoted(name: str) -> str:

@@ -38,7 +38,7 @@ from cairn.model.functions import CheckpointListener, KeyedProcessFunction, Time
 from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.outputs import OutputTag, check_tag
 from cairn.model.process import CheckpointedFunction
-from cairn.model.types import row_class
+from cairn.model.rows import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
 from cairn.runtime.outputs import output_builder
 from cairn.runtime.registry import StateRegistry

@@ -17,8 +17,8 @@ from cairn.errors import CairnError, StateMisuseError, UserFunctionError
 from cairn.model.functions import KeyedProcessFunction, RuntimeContext
 from cairn.model.manifest import EpochContext
 from cairn.model.process import KeyedCoProcessFunction
+from cairn.model.rows import row_class
 from cairn.model.simple import FilterFunction, FlatMapFunction, Function, MapFunction
-from cairn.model.types import row_class
 from cairn.runtime.batches import row_columns
 from cairn.runtime.outputs import SideSpec, output_builder
 

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import key_ddl
-from cairn.model.types import DataType, Storage, row_class
+from cairn.model.rows import row_class
+from cairn.model.types import DataType, Storage
 from cairn.storage.statefile import ARROW_STORAGE
 
 MAX_KEY_BYTES = 32 * 1024
