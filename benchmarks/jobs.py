@@ -100,10 +100,16 @@ def limit_nested(bench: Bench) -> Series:
     return run_plain(bench, frame, "limit-nested", plan.rows, plan.warmup, plan.measured, tuned=False)
 
 
+def limit_nested_tuned(bench: Bench) -> Series:
+    plan = bench.plan
+    frame = stateless(events_with_entry(bench))
+    return run_plain(bench, frame, "limit-nested-tuned", plan.rows, plan.warmup, plan.measured, extra=LIFTED)
+
+
 def limit_small(bench: Bench) -> Series:
     plan = bench.plan
     frame = stateless(events(bench, plan.small_rows, plan.keys))
-    return run_plain(bench, frame, "limit-small", plan.small_rows, plan.small_warmup, plan.small_measured, tuned=False)
+    return run_plain(bench, frame, "limit-small", plan.small_rows, plan.small_warmup, plan.small_measured)
 
 
 # User code.

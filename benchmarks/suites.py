@@ -34,6 +34,7 @@ SUITES = {
             "tumbling-sum": jobs.tumbling_sum,
             "sql-sum": spark_native.sql_sum,
             "limit-nested": jobs.limit_nested,
+            "limit-nested-tuned": jobs.limit_nested_tuned,
             "map-state": jobs.map_state,
             "list-state": jobs.list_state,
         },
@@ -89,7 +90,7 @@ class Check:
     @property
     def tuned(self) -> str:
         """Theirs with the Spark settings that cairn chooses for its queries, told as a detail."""
-        return "limit-tuned" if self.against == "limit" else ""
+        return f"{self.against}-tuned" if self.against in ("limit", "limit-nested") else ""
 
     @property
     def at_most(self) -> bool:

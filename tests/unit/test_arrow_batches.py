@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from cairn import ForeachEpochSink, NoopSink
 from cairn.api import arrow_batches
 from cairn.api.arrow_batches import BYTES, LIFTED, LIMITED_ROWS, NARROW, ROWS, ArrowBatches
+from cairn.connectors.base import BaseSink
 from cairn.coordinator.epochs import EpochReport
 from cairn.model.manifest import TaskMetrics
 
@@ -43,33 +45,53 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_limit_goes_and_comes_with_the_width_of_rows() -> None:
+def test_the_limit_goes_while_rows_are_narrow() -> None:
     session: Any = Session()
-    batches = ArrowBatches(session, session, ["op"])
+    batches = ArrowBatches(session, session, ["op"], [NoopSink()])
     assert session.conf == {}  # the first epoch of a run has Spark's limit
+    assert run(batches, session, (0, 0)) == {}  # an epoch without rows teaches nothing
     assert run(batches, session, (100, 100 * NARROW), (0, 0)) == LIFTED
-    assert run(batches, session, (0, 0)) == LIFTED  # an epoch without rows teaches nothing
+    assert run(batches, session, (0, 0)) == LIFTED
     assert run(batches, session) == LIFTED  # nor does one that was rolled forward
     assert run(batches, session, (100, 10), (100, 100 * NARROW + 1)) == {ROWS: LIMITED_ROWS}
-    assert run(batches, session, (100, 10)) == LIFTED
+    assert run(batches, session, (100, 10)) == {ROWS: LIMITED_ROWS}  # it may happen again
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_limit_that_the_user_set_stays() -> None:
-    session: Any = Session(**{BYTES: "1m"})
-    assert run(ArrowBatches(session, session, ["op"]), session, (100, 10)) == {BYTES: "1m"}
+def test_rows_that_are_wide_at_first_keep_the_limit() -> None:
+    session: Any = Session()
+    batches = ArrowBatches(session, session, ["op"], [NoopSink()])
+    assert run(batches, session, (1, NARROW + 1)) == {}
+    assert run(batches, session, (100, 10)) == {}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("number", [ROWS, BYTES])
+def test_a_number_that_the_user_set_stays(number: str) -> None:
+    session: Any = Session(**{number: "100"})
+    assert run(ArrowBatches(session, session, ["op"], [NoopSink()]), session, (100, 10)) == {number: "100"}
+
+
+@pytest.mark.usefixtures("alone")
+def test_sinks_that_may_run_functions_keep_the_limit() -> None:
+    class Own(BaseSink):
+        pass
+
+    for sinks in ([ForeachEpochSink(print)], [NoopSink(), Own()]):
+        session: Any = Session()
+        assert run(ArrowBatches(session, session, ["op"], sinks), session, (100, 10)) == {}
 
 
 def test_other_functions_keep_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_batches, "_others_in", lambda *_: True)
     session: Any = Session()
-    assert run(ArrowBatches(session, session, ["op"]), session, (100, 10)) == {}
+    assert run(ArrowBatches(session, session, ["op"], [NoopSink()]), session, (100, 10)) == {}
 
 
 @pytest.mark.usefixtures("alone")
 def test_an_epoch_that_fails_changes_nothing() -> None:
     session: Any = Session()
-    batches = ArrowBatches(session, session, ["op"])
+    batches = ArrowBatches(session, session, ["op"], [NoopSink()])
 
     def fail(frame: Any, epoch: int) -> None:
         batches.listening(lambda _: None)(report((100, 10)))

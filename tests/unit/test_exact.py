@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
-from cairn import UserFunctionError
+from cairn import CollectionSource, InvalidInputError, KeyedProcessFunction, UserFunctionError
+from cairn.connectors.generated import _as_row
+from cairn.model.manifest import EpochContext
 from cairn.runtime.outputs import output_builder
+from cairn.runtime.simple import SimpleSpec, run_simple
+from cairn.testing import KeyedProcessHarness
 from cairn.testing.harness import arrow_schema
 
 NOON = dt.datetime(2026, 1, 2, 12)
@@ -86,3 +91,44 @@ def test_values_that_are_kept(ddl: str, value: Any, kept: Any) -> None:
 def test_the_first_wrong_row_is_the_one_that_is_named() -> None:
     with pytest.raises(UserFunctionError, match=r"emitted \('b', 2.5\).* 2.5 would not be kept as it is; convert it"):
         built("user string, v bigint", [("a", 1), ("b", 2.5), ("c", 3.5)])
+
+
+class _Same(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+        yield (str(value.k),)
+
+
+def test_the_harness_takes_no_row_that_spark_would_not_give() -> None:
+    with KeyedProcessHarness(_Same(), "k", "k bigint", "k string") as harness:
+        harness.push((1,))
+        assert harness.run_epoch() == [("1",)]
+        harness.push((1.5,))
+        with pytest.raises(InvalidInputError, match=r"column 'k' is int64: 1.5 would not be kept as it is"):
+            harness.run_epoch()
+
+
+def test_keys_of_a_function_are_not_cut() -> None:
+    """1.2 and 1.7 would have shared the state of 1."""
+    spec = SimpleSpec("op", "key", lambda row: row.v, ("v",), arrow_schema("v double, key bigint"))
+    context = EpochContext("", "", "job", "", 1, 0, 0, 0)
+    batch = pa.RecordBatch.from_pydict({"v": [1.2, 1.7]})
+    with pytest.raises(UserFunctionError, match=r"operator 'op': a key is not of the type int64 .*: 1.2 would not"):
+        list(run_simple(spec, [batch], context, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("a", 1.5)], "column 'n' of the collection is int64: 1.5 would not be kept"),
+        ([("a", "x")], "column 'n' of the collection is int64"),
+        ([{"user": "a", "m": 1}], "does not fit the columns user, n: 'm'"),
+        ([{"user": "a"}], "does not fit the columns user, n: 'n'"),
+    ],
+)
+def test_collections_are_kept_as_they_are(rows: list[Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        CollectionSource(rows, StructType().add("user", "string").add("n", "long")).load(None)
+
+
+def test_mappings_of_a_collection_go_by_their_names() -> None:
+    assert _as_row({"n": 1, "user": "a"}, ["user", "n"]) == ("a", 1)

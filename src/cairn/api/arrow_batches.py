@@ -2,12 +2,13 @@
 
 Spark ends a batch at a number of rows or of bytes, whichever comes first. To know the bytes it adds up the buffers of
 all columns after every single row, which costs more than writing the row: a third of the time of an epoch with narrow
-rows. Without the limit in bytes rows of a megabyte each would fill the memory. So the limit is lifted, epoch by epoch,
-while rows are known to be narrow, with batches of fewer rows instead; it is back as soon as they are not. The first
-epoch of every run has it: what failed for want of memory is run again under the limit.
+rows. Without the limit in bytes rows of a megabyte each would fill the memory. So the limit is lifted while rows are
+known to be narrow, with batches of far fewer rows instead. The first epoch of every run has it, and so have all epochs
+of a run after one with wide rows: what failed for want of memory is run again under the limit.
 
 Nothing is lifted where rows also go to Python functions that do not tell how wide they are (the user's own UDFs,
-`map`, `filter` and `flat_map` on plain streams), or where the user has set the limit in the Spark session.
+`map`, `filter` and `flat_map` on plain streams, sinks that may run functions), or where the user has set one of the two
+numbers in the Spark session.
 """
 
 from __future__ import annotations
@@ -18,24 +19,30 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn.api.graph import FUNCTION_PREFIX
+from cairn.connectors.base import BaseSink
 from cairn.coordinator.epochs import EpochReport
 from cairn.model.manifest import TaskMetrics
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 LIMITED_ROWS = "65536"
-LIFTED = {ROWS: "8192", BYTES: str((1 << 31) - 1)}
+LIFTED = {ROWS: "2048", BYTES: str((1 << 31) - 1)}
 """Batches without a limit in bytes: this is the one number for which Spark counts nothing."""
-NARROW = 2048
-"""Mean bytes of a row up to which rows are narrow: a batch then has some 16 MiB."""
+NARROW = 1024
+"""Mean bytes of a row up to which rows are narrow: a batch then has some 2 MiB. It could still be sent if rows became
+a hundred times as wide all of a sudden."""
 
 
 class ArrowBatches:
     """The batches of one run. Made before its query starts; learns from the reports of its epochs."""
 
-    def __init__(self, spark: SparkSession, frame: DataFrame, operators: Collection[str]) -> None:
-        self._may_lift = spark.conf.get(BYTES, None) is None and not _others_in(spark, frame, operators)
-        self._narrow = False
+    def __init__(
+        self, spark: SparkSession, frame: DataFrame, operators: Collection[str], sinks: Sequence[BaseSink]
+    ) -> None:
+        chosen = any(spark.conf.get(number, None) is not None for number in (ROWS, BYTES))
+        unknown = not all(sink.only_writes for sink in sinks)
+        self._may_lift = not chosen and not unknown and not _others_in(spark, frame, operators)
+        self._lifts = False
         self._lifted = False
 
     def listening(self, listener: Callable[[EpochReport], None]) -> Callable[[EpochReport], None]:
@@ -44,7 +51,8 @@ class ArrowBatches:
         def listen(report: EpochReport) -> None:
             tasks = [metrics for _, _, metrics in report.tasks if metrics.rows_in]
             if tasks:
-                self._narrow = are_narrow(tasks)
+                self._lifts = self._may_lift and are_narrow(tasks)
+                self._may_lift = self._lifts  # once wide, never trusted again
             listener(report)
 
         return listen
@@ -54,14 +62,14 @@ class ArrowBatches:
 
         def run(frame: DataFrame, epoch: int) -> None:
             run_epoch(frame, epoch)
-            if self._narrow != self._lifted and self._may_lift:
+            if self._lifts != self._lifted:
                 settings = frame.sparkSession.conf
-                settings.set(ROWS, LIFTED[ROWS] if self._narrow else LIMITED_ROWS)
-                if self._narrow:
+                settings.set(ROWS, LIFTED[ROWS] if self._lifts else LIMITED_ROWS)
+                if self._lifts:
                     settings.set(BYTES, LIFTED[BYTES])
                 else:
                     settings.unset(BYTES)
-                self._lifted = self._narrow
+                self._lifted = self._lifts
 
         return run
 

@@ -335,7 +335,8 @@ class StreamExecutionEnvironment:
             spark, handle, files, steady, background, recovered, settings, plans,
             [sink for _, sink in self._sinks], self._acks(), self._compact_interval(),
         )  # fmt: skip
-        batches = ArrowBatches(spark, frame, [spec.uid for spec in self._operators])
+        sinks = [sink for _, sink in self._sinks]
+        batches = ArrowBatches(spark, frame, [spec.uid for spec in self._operators], sinks)
         loop = EpochLoop(
             files=steady,
             identity=recovered.identity,

@@ -37,6 +37,7 @@ class FileSink(BaseSink):
     """
 
     kind = "file"
+    only_writes = True
 
     def __init__(self, path: str, format: str = "parquet", **options: Any) -> None:  # noqa: A002 - Spark's word
         super().__init__()
@@ -164,6 +165,7 @@ class PrintSink(BaseSink):
     """Prints the rows of each committed epoch, at most `limit` of them."""
 
     kind = "print"
+    only_writes = True
     materialised = True
 
     def __init__(self, limit: int = 20, stream: Any = None) -> None:
@@ -218,6 +220,7 @@ class NoopSink(BaseSink):
     """Computes everything and keeps nothing: for measurements, and for jobs whose state is the result."""
 
     kind = "noop"
+    only_writes = True
 
     def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
         frame.write.format("noop").mode("overwrite").save()

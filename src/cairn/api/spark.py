@@ -74,7 +74,8 @@ def query_settings(spark: SparkSession) -> Iterator[None]:
     before: dict[str, str | None] = {key: spark.conf.get(key, None) for key in _QUERY_CONF}
     try:
         for key, value in _QUERY_CONF.items():
-            spark.conf.set(key, value)
+            if key != ROWS or before[key] is None:  # that number is the user's to choose
+                spark.conf.set(key, value)
         yield
     finally:
         for key, earlier in before.items():

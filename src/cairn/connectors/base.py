@@ -12,6 +12,10 @@ class BaseSink:
     materialised = False
     """True if the rows must be computed once and kept before the sink sees them, because it may read them twice."""
 
+    only_writes = False
+    """True if no Python function sees the rows on their way through this sink: then Spark may send those of the job to
+    Python in batches whose bytes it does not count (`api/arrow_batches.py`)."""
+
     def __init__(self) -> None:
         self.uid = ""
         self.may_repeat = False

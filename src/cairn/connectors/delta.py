@@ -31,6 +31,7 @@ class DeltaSink(BaseSink):
     """
 
     kind = "delta"
+    only_writes = True
 
     def __init__(
         self,

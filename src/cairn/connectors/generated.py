@@ -94,7 +94,8 @@ class ScriptedSource:
 
     def load(self, spark: Any) -> Any:
         schema = struct_of(self.schema)
-        script = [[_as_row(item, len(schema.names)) for item in epoch] for epoch in self._script]
+        script = [[_as_row(item, schema.names) for item in epoch] for epoch in self._script]
+        _check_values([row for epoch in script for row in epoch if not isinstance(row, CrashMarker)], schema)
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)
         return _load(spark, "script", _Script(script, self._folder or "", os.getpid()), schema)
@@ -123,14 +124,32 @@ class CollectionSource:
         return ScriptedSource(portions, schema).load(spark)
 
 
-def _as_row(item: Any, width: int) -> Any:
+def _as_row(item: Any, names: Sequence[str]) -> Any:
     if isinstance(item, CrashMarker):
         return item
-    row = tuple(item.values()) if isinstance(item, dict) else item
-    row = tuple(row) if isinstance(row, (tuple, list)) else (row,)
-    if len(row) != width:
-        raise InvalidInputError(f"{item!r} has {len(row)} values, and the schema has {width} columns")
+    if isinstance(item, dict):
+        wrong = [name for name in (*item, *names) if name not in item or name not in names]
+        if wrong:
+            raise InvalidInputError(f"{item!r:.200} does not fit the columns {', '.join(names)}: '{wrong[0]}'")
+        return tuple(item[name] for name in names)
+    row = tuple(item) if isinstance(item, (tuple, list)) else (item,)
+    if len(row) != len(names):
+        raise InvalidInputError(f"{item!r} has {len(row)} values, and the schema has {len(names)} columns")
     return row
+
+
+def _check_values(rows: list[Any], schema: Any) -> None:
+    """Spark would cut 1.5 to 1 for a column of whole numbers: refuse what it would not keep as it is."""
+    import pyarrow as pa
+
+    from cairn.api.plans import arrow_schema_of  # here, not in workers
+    from cairn.runtime.exact import exact_array
+
+    for field, values in zip(arrow_schema_of(schema), zip(*rows, strict=True), strict=False):
+        try:
+            exact_array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInputError(f"column '{field.name}' of the collection is {field.type}: {error}") from None
 
 
 def _load(spark: Any, kind: str, reader: DataSourceStreamReader, schema: Any) -> Any:

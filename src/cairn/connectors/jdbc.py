@@ -45,6 +45,7 @@ class JdbcSink(BaseSink):
     """
 
     kind = "jdbc"
+    only_writes = True
 
     def __init__(
         self, url: str, table: str, key: Sequence[str] = (), retry: Retry | None = None, rehearse: bool = True

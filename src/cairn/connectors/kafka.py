@@ -57,6 +57,7 @@ class KafkaSink(BaseSink):
     """
 
     kind = "kafka"
+    only_writes = True
 
     def __init__(
         self,

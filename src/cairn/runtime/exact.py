@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Number
 from typing import Any
 
@@ -85,3 +85,14 @@ def _fields(kind: pa.DataType) -> Fits | None:
         return True  # none, or what Arrow refuses
 
     return fits_all
+
+
+def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of these values; what Arrow raises, or ValueError, for a value that it would not keep as it is."""
+    column = pa.array(values, kind)
+    fits = exact_fit(kind)
+    if fits is not None:
+        for value in values:
+            if not fits(value):
+                raise ValueError(f"{value!r:.80} would not be kept as it is; convert it first")
+    return column

@@ -20,6 +20,7 @@ from cairn.model.process import KeyedCoProcessFunction
 from cairn.model.rows import row_class
 from cairn.model.simple import FilterFunction, FlatMapFunction, Function, MapFunction
 from cairn.runtime.batches import row_columns
+from cairn.runtime.exact import exact_array
 from cairn.runtime.outputs import SideSpec, output_builder
 
 SLICE_ROWS = 16 * 1024
@@ -185,7 +186,7 @@ def _with_key(rows: pa.RecordBatch, keys: list[Any], spec: SimpleSpec) -> pa.Rec
     """The rows with the keys that a function computed as their last column."""
     field = spec.output.field(len(spec.output) - 1)
     try:
-        column = pa.array(keys, field.type)
+        column = exact_array(keys, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UserFunctionError(
             f"operator '{spec.uid}': a key is not of the type {field.type} that key_by was told: {error}"

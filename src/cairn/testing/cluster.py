@@ -20,6 +20,7 @@ from cairn.model.rows import row_class
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.compact import compact_range
+from cairn.runtime.exact import exact_array
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.outputs import SideSpec
 from cairn.runtime.task import run_task
@@ -90,7 +91,7 @@ class Shuffle:
         columns = []
         for place, field in enumerate(self.schema):
             try:
-                columns.append(pa.array([row[place] for row in rows], field.type))
+                columns.append(exact_array([row[place] for row in rows], field.type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise InvalidInputError(f"column '{field.name}' is {field.type}: {error}") from None
         keys = zip(*[columns[place].to_pylist() for place in self._key_columns], strict=True)

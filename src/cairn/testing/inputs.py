@@ -22,6 +22,7 @@ from cairn.model.process import (
 )
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN, INPUT_COLUMN, ORDER_COLUMN
+from cairn.runtime.exact import exact_array
 from cairn.runtime.kinds import BROADCAST, CO, PLAIN
 from cairn.runtime.operator import InputSpec, OperatorSpec
 from cairn.state.backend import load_backend
@@ -58,7 +59,7 @@ class PlainShuffle(Shuffle):
 
 def _column(values: list[Any], field: pa.Field) -> pa.Array:
     try:
-        return pa.array(values, field.type)
+        return exact_array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"column '{field.name}' is {field.type}: {error}") from None
 
