@@ -201,6 +201,8 @@ class TestKeys:
         env = lab.env()
         with pytest.raises(InvalidInputError, match=r"no column 'user' to key by; the stream has key, seq, amount"):
             lab.stream(env).key_by("user")
+        with pytest.raises(InvalidInputError, match=r"key_by: Spark cannot compute the key: .*`nobody`.* key, seq"):
+            lab.stream(env).key_by(F.col("nobody"))
         with pytest.raises(InvalidInputError, match="at least one column"):
             lab.stream(env).key_by()
         with pytest.raises(InvalidInputError, match="column name or a Spark column, not int"):

@@ -48,6 +48,7 @@ from cairn.api.spark import (
 from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.api.stream import DataStream
 from cairn.api.topology import topology
+from cairn.api.workers import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
@@ -234,6 +235,7 @@ class StreamExecutionEnvironment:
             raise InvalidInputError("this environment was executed already; make a new one for another job")
         if not self._sinks:
             raise InvalidInputError("the job has no sink; add one with stream.sink_to(...), NoopSink() if need be")
+        check_workers(self.spark)
         parallelism, groups = self._parallelism()
         settings = self._settings
         if settings.checkpoints.storage == "jobmanager":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from typing import Any
 
 from py4j.protocol import Py4JNetworkError
 
@@ -58,6 +59,21 @@ def jvm_gone(name: str, error: Exception) -> EpochFailedError | None:
         "committed epoch is intact: start the job again in a new process.",
         **{_OUTSIDE: True, _JVM_GONE: True},
     )
+
+
+def lost_jvm(name: str, query: Any, error: BaseException | None) -> EpochFailedError | None:
+    """The same, if an epoch failed for want of a connection and the JVM, which was still dying then, is gone now.
+
+    A function of the user's may lose a connection of its own: so the JVM is asked.
+    """
+    found = jvm_gone(name, error) if isinstance(error, Exception) else None
+    if found is None:
+        return None
+    try:
+        query.isActive  # noqa: B018 - whether there is an answer is the answer
+    except Exception:  # noqa: BLE001
+        return found
+    return None
 
 
 def from_outside(failure: CairnError | None) -> bool:

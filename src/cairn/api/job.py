@@ -19,6 +19,7 @@ from cairn.api.failures import (
     first_lines,
     from_outside,
     jvm_gone,
+    lost_jvm,
     needs_new_process,
     note_damage,
     other_sources,
@@ -304,6 +305,7 @@ class JobHandle:
         own = self._error
         if isinstance(own, CairnError):
             return own
+        gone = gone or lost_jvm(self.name, self._query, own)
         text = f"{own}\n{spark_error}"
         carried = from_traceback(text) or self._overtaken() or gone or other_sources(text) or other_writer(text)
         if carried is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import DataType as SparkType
 from pyspark.sql.types import NumericType, StructType
@@ -73,7 +74,13 @@ class KeyedStream:
             else:
                 raise InvalidInputError(f"a key is a column name or a Spark column, not {type(key).__name__}")
         self._hidden = hidden
-        self._df = self._with_keys(df)
+        try:
+            self._df = self._with_keys(df)
+        except AnalysisException as error:
+            told = (str(error).splitlines() or [""])[0]
+            raise InvalidInputError(
+                f"key_by: Spark cannot compute the key: {told} The stream has {', '.join(self._user_columns)}"
+            ) from error
         self._key_types: list[tuple[str, DataType]] = []
         for name in self._key_names:
             declared = self._df.schema[name].dataType
