@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from cairn.errors import InternalError, InvalidInputError, UserFunctionError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.outputs import OutputTag
+from cairn.runtime.casts import CastError, cast_exactly
 from cairn.runtime.exact import exact_fit
 from cairn.state.codec import KeyCodec, with_groups
 from cairn.state.slots import KeySlots
@@ -179,7 +180,7 @@ class OutputBuilder:
         )
 
     def check(self, batch: Any) -> pa.RecordBatch:
-        """An Arrow result of `process_batch`, cast to the declared type."""
+        """An Arrow result of `process_batch`, cast to the declared type where that keeps its values."""
         if isinstance(batch, pa.Table):
             batch = batch.combine_chunks().to_batches()
             batch = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=self._schema)
@@ -198,10 +199,11 @@ class OutputBuilder:
         columns = []
         for column, field in zip(batch.columns, self._schema, strict=True):
             try:
-                columns.append(column if column.type == field.type else column.cast(field.type))
-            except pa.ArrowException as error:
+                columns.append(cast_exactly(column, field.type))
+            except CastError as error:
                 raise UserFunctionError(
-                    f"operator '{self._operator}', column '{field.name}': {column.type} is no {field.type}: {error}"
+                    f"operator '{self._operator}', column '{field.name}': {error}. Nothing of this epoch was kept.",
+                    operator=self._operator,
                 ) from None
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
