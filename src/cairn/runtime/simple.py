@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from cairn.model.process import KeyedCoProcessFunction
 from cairn.model.simple import FilterFunction, FlatMapFunction, Function, MapFunction
 from cairn.model.types import row_class
 from cairn.runtime.batches import row_columns
+from cairn.runtime.exact import exact_fit
 from cairn.runtime.outputs import SideSpec, output_builder
 
 SLICE_ROWS = 16 * 1024
@@ -186,6 +188,10 @@ def _with_key(rows: pa.RecordBatch, keys: list[Any], spec: SimpleSpec) -> pa.Rec
     field = spec.output.field(len(spec.output) - 1)
     try:
         column = pa.array(keys, field.type)
+        check = exact_fit(field.type)
+        if check is not None and not check.all(partial(iter, keys), column):
+            wrong = next(key for key in keys if not check.fits(key))
+            raise ValueError(f"{wrong!r:.80} would not be kept as it is; convert it in the function")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UserFunctionError(
             f"operator '{spec.uid}': a key is not of the type {field.type} that key_by was told: {error}"
