@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,12 @@ from cairn.testing.harness import arrow_schema
 
 NOON = dt.datetime(2026, 1, 2, 12)
 DAY = dt.date(2026, 1, 2)
+ZONED = dt.datetime(2026, 1, 2, 12, tzinfo=dt.timezone(dt.timedelta(hours=5)))
+
+
+class Pair(NamedTuple):
+    a: str
+    b: int
 
 
 def built(ddl: str, rows: list[Any]) -> pa.RecordBatch:
@@ -48,6 +54,26 @@ def built(ddl: str, rows: list[Any]) -> pa.RecordBatch:
         ("struct<a:string,b:date>", ("x", NOON)),
         ("struct<a:string,b:date>", {"a": "x", "b": NOON}),
         ("array<struct<a:array<float>>>", [([1.0, 1e300],)]),
+        ("map<string,float>", {"a": 1e300}),
+        ("map<float,string>", {1e300: "a"}),
+        ("double", True),
+        ("float", True),
+        ("array<double>", [1.0, False]),
+        ("timestamp_ntz", ZONED),
+        ("array<timestamp_ntz>", [NOON, ZONED]),
+        ("array<string>", "ab"),
+        ("array<int>", b"ab"),
+        ("array<array<string>>", [["x"], "ab"]),
+        ("map<string,array<string>>", {"a": "ab"}),
+        ("struct<a:array<string>>", ("ab",)),
+        ("struct<a:string,b:string>", {"a": "x"}),
+        ("struct<a:string,b:string>", {"a": "x", "c": "y"}),
+        ("struct<a:string,b:string>", {"a": "x", "b": "y", "c": "z"}),
+        ("struct<a:string,b:string>", {b"a": "x", "b": "y"}),
+        ("struct<a:string,b:string>", {}),
+        ("struct<a:string,b:string>", [("a", "x"), ("b", "y")]),
+        ("array<struct<a:bigint>>", [{"a": 1}, {"b": 1}]),
+        ("map<string,struct<a:bigint>>", {"x": [("a", 1)]}),
     ],
 )
 def test_values_that_would_be_changed(ddl: str, value: Any) -> None:
@@ -81,11 +107,23 @@ def test_values_that_would_be_changed(ddl: str, value: Any) -> None:
         ("struct<a:string,b:date>", ("x", DAY), {"a": "x", "b": DAY}),
         ("struct<a:string,b:date>", None, None),
         ("array<string>", ["x"], ["x"]),
+        ("array<bigint>", np.array([1, 2]), [1, 2]),
+        ("array<bigint>", (1, 2), [1, 2]),
+        ("array<float>", [1.5, math.inf, None], [1.5, math.inf, None]),
+        ("double", np.float32(2.5), 2.5),
+        ("timestamp", ZONED, ZONED),
+        ("struct<a:string,b:bigint>", {"b": 1, "a": "x"}, {"a": "x", "b": 1}),
+        ("struct<a:string,b:bigint>", Pair("x", 1), {"a": "x", "b": 1}),
+        ("array<struct<a:bigint>>", [{"a": 1}, None, {"a": 2}], [{"a": 1}, None, {"a": 2}]),
+        ("string", b"x", "x"),
+        ("binary", "\u00e4", "\u00e4".encode()),
     ],
 )
 def test_values_that_are_kept(ddl: str, value: Any, kept: Any) -> None:
     for rows in ([("a", value)], [{"user": "a", "v": value}]):
         assert built(f"user string, v {ddl}", rows).column(1).to_pylist() == [kept]
+    mixed = [("a", value), ("b", None), ("c", value)]
+    assert built(f"user string, v {ddl}", mixed).column(1).to_pylist() == [kept, None, kept]
 
 
 def test_the_first_wrong_row_is_the_one_that_is_named() -> None:

@@ -127,6 +127,8 @@ def test_keys_that_a_function_computes() -> None:
     assert simple("key", lambda r: r.user * 2, columns, rows) == [("a", 1, "aa"), ("b", 2, "bb")]
     with pytest.raises(UserFunctionError, match="a key is not of the type string that key_by was told"):
         simple("key", lambda r: r.total, columns, rows)
+    with pytest.raises(UserFunctionError, match=r"a key is not of the type int64 .*: 0\.5 would not be kept as it is"):
+        simple("key", lambda r: r.total / 2, "user string, total bigint, `__cairn_key_0` bigint", rows)
 
 
 def test_errors_of_simple_functions_name_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +15,8 @@ import pyarrow.compute as pc
 from cairn.errors import InternalError, InvalidInputError, UserFunctionError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.outputs import OutputTag
-from cairn.runtime.exact import exact_fit, exact_types
+from cairn.runtime.casts import CastError, cast_exactly
+from cairn.runtime.exact import exact_fit
 from cairn.state.codec import KeyCodec, with_groups
 from cairn.state.slots import KeySlots
 
@@ -98,11 +100,9 @@ class OutputBuilder:
         self._width = len(schema)
         self._struct = pa.struct(list(schema))
         self._getters = [itemgetter(i) for i in range(self._width)]
-        self._fits = [exact_fit(field.type) for field in schema]
+        self._checks = [exact_fit(field.type) for field in schema]
         self._inexact = [
-            (get, exact_types(field.type), fits)
-            for get, field, fits in zip(self._getters, schema, self._fits, strict=True)
-            if fits is not None
+            (place, self._getters[place], check) for place, check in enumerate(self._checks) if check is not None
         ]
         self.names: list[str] = list(schema.names)
 
@@ -110,16 +110,14 @@ class OutputBuilder:
         if isinstance(rows[0], tuple):  # then Arrow takes nothing but tuples of the right length and types
             with suppress(*_MISFIT, LookupError):
                 whole = pa.array(rows, self._struct)
-                if whole.null_count == 0 and self._is_exact(rows):
-                    return pa.RecordBatch.from_arrays(whole.flatten(), schema=self._schema)
+                columns = whole.flatten()
+                if whole.null_count == 0 and self._is_exact(rows, columns):
+                    return pa.RecordBatch.from_arrays(columns, schema=self._schema)
         return self._build_checked(rows)
 
-    def _is_exact(self, rows: list[Any]) -> bool:
+    def _is_exact(self, rows: list[Any], columns: list[pa.Array]) -> bool:
         """Whether Arrow took every value as it is (`runtime/exact.py`)."""
-        return all(
-            types.issuperset(map(type, map(get, rows))) or all(map(fits, map(get, rows)))
-            for get, types, fits in self._inexact
-        )
+        return all(check.all(partial(map, get, rows), columns[place]) for place, get, check in self._inexact)
 
     def _build_checked(self, rows: list[Any]) -> pa.RecordBatch:
         """Rows of all the forms that are taken, and the error for those that are not."""
@@ -132,7 +130,7 @@ class OutputBuilder:
                 pa.array(list(map(get, rows)), field.type)
                 for get, field in zip(self._getters, self._schema, strict=True)
             ]
-            if not self._is_exact(rows):
+            if not self._is_exact(rows, columns):
                 raise ValueError
             return pa.RecordBatch.from_arrays(columns, schema=self._schema)
         except _MISFIT as error:
@@ -161,11 +159,11 @@ class OutputBuilder:
                 return unknown_tag(self._operator, row[0], ())
             if len(row) != self._width:
                 return self._wrong(row, f"it has {len(row)} values instead of {self._width}")
-            for value, field, fits in zip(row, self._schema, self._fits, strict=True):
+            for value, field, check in zip(row, self._schema, self._checks, strict=True):
                 where = f"column '{field.name}' is {field.type}"
                 try:
                     pa.array([value], field.type)
-                    if fits is not None and not fits(value):
+                    if check is not None and not check.fits(value):
                         what = f"{value!r:.80} would not be kept as it is"
                         return self._wrong(row, f"{where}: {what}; convert it before it is put out")
                 except _MISFIT as why:
@@ -182,7 +180,7 @@ class OutputBuilder:
         )
 
     def check(self, batch: Any) -> pa.RecordBatch:
-        """An Arrow result of `process_batch`, cast to the declared type."""
+        """An Arrow result of `process_batch`, cast to the declared type where that keeps its values."""
         if isinstance(batch, pa.Table):
             batch = batch.combine_chunks().to_batches()
             batch = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=self._schema)
@@ -201,10 +199,11 @@ class OutputBuilder:
         columns = []
         for column, field in zip(batch.columns, self._schema, strict=True):
             try:
-                columns.append(column if column.type == field.type else column.cast(field.type))
-            except pa.ArrowException as error:
+                columns.append(cast_exactly(column, field.type))
+            except CastError as error:
                 raise UserFunctionError(
-                    f"operator '{self._operator}', column '{field.name}': {column.type} is no {field.type}: {error}"
+                    f"operator '{self._operator}', column '{field.name}': {error}. Nothing of this epoch was kept.",
+                    operator=self._operator,
                 ) from None
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 

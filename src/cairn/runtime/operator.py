@@ -298,8 +298,13 @@ class ProcessOperator:
 
     def _slots_of(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
         """The slot of every row's key."""
-        slots: np.ndarray[Any, Any] = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots).slots
+        slots: np.ndarray[Any, Any] = self._keyed(batch).slots
         return slots
+
+    def _keyed(self, batch: pa.RecordBatch) -> KeyedChunk:
+        """A chunk with its keys; what is wrong with a key is told with the operator."""
+        with self._explained("the key"):
+            return KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
 
     def _process_slice(self, batch: pa.RecordBatch, key_slots: np.ndarray[Any, Any]) -> list[Any]:
         since = time.perf_counter()

@@ -17,6 +17,7 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.model.types import DataType
 from cairn.runtime.batches import KeyedChunk
+from cairn.runtime.casts import cast_exactly
 from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.registry import StateRegistry, VectorTable
 from cairn.state.codec import KeyCodec
@@ -25,12 +26,18 @@ from cairn.storage.statefile import ARROW_STORAGE
 if TYPE_CHECKING:
     from cairn.runtime.operator_states import History
 
+_STORED_AS_NUMBERS = {
+    "boolean": pa.bool_(), "date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
+
 
 class BatchContext:
     """What a vectorised function sees besides its rows: the distinct keys of the batch, and their state in columns.
 
     `key_index[i]` says which of the `num_keys` distinct keys row `i` has. `get(state)` gives an Arrow array with one
-    value per distinct key (null where unset); `put(state, values)` replaces them (null clears).
+    value per distinct key (null where unset); `put(state, values)` replaces them (null clears). Values that would have
+    to be changed to fit the type of the state are refused.
     """
 
     def __init__(self, chunk: KeyedChunk, registry: StateRegistry, spec: OperatorSpec, context: EpochContext) -> None:
@@ -63,9 +70,10 @@ class BatchContext:
             values = values.combine_chunks()
         try:
             array = _fitted(values if isinstance(values, pa.Array) else pa.array(values), table.dtype, wanted)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise UserFunctionError(
-                f"operator '{self._spec.uid}', state '{state}': the values do not fit type {table.dtype.ddl}: {error}"
+                f"operator '{self._spec.uid}', state '{state}': the values do not fit type {table.dtype.ddl}: {error}",
+                state=state,
             ) from None
         if len(array) != self.num_keys:
             raise UserFunctionError(
@@ -75,16 +83,23 @@ class BatchContext:
 
 
 def _fitted(array: pa.Array, dtype: DataType, wanted: pa.DataType) -> pa.Array:
-    """A column in stored form; raises what Arrow raises, or ValueError, if a value does not fit the declared type."""
+    """A column in stored form; raises what Arrow raises, or ValueError, if a value does not fit the declared type.
+
+    Values are taken as the declared type, and also in the stored form in which `get` gives them.
+    """
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     if dtype.ddl.startswith("decimal("):
         precision, scale = (int(part) for part in dtype.ddl[8:-1].split(","))
-        return array.cast(pa.decimal128(precision, scale)).cast(wanted)
+        declared = pa.decimal128(precision, scale)
+        exact = array.cast(declared) if pa.types.is_string(array.type) else cast_exactly(array, declared)
+        return exact.cast(wanted)
     if dtype.ddl == "float":
-        return array.cast(pa.float32()).cast(wanted)
-    if pa.types.is_temporal(array.type):
-        array = array.cast(pa.date32() if dtype.ddl == "date" else pa.timestamp("us", getattr(array.type, "tz", None)))
-        array = array.cast(pa.int32()) if dtype.ddl == "date" else array
-    array = array if array.type == wanted else array.cast(wanted)
+        return cast_exactly(array, pa.float32()).cast(wanted)
+    if dtype.ddl in _STORED_AS_NUMBERS and not pa.types.is_integer(array.type):
+        array = cast_exactly(array, _STORED_AS_NUMBERS[dtype.ddl])
+        return (array.cast(pa.int32()) if dtype.ddl == "date" else array).cast(wanted)
+    array = cast_exactly(array, wanted)
     low, high = (0, 1) if dtype.ddl == "boolean" else (dtype.low, dtype.high)
     if low <= high and len(array) > array.null_count:
         found = pc.min_max(array)
@@ -107,7 +122,7 @@ class BatchOperator(ProcessOperator):
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         since = time.perf_counter()
-        chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
+        chunk = self._keyed(batch)
         since = self._timings.add("decode", since)
         with self._explained("process_batch()"):
             rows = batch.select(range(len(self._spec.columns))).rename_columns(list(self._spec.columns))

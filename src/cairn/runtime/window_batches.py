@@ -161,7 +161,7 @@ class WindowAggregateOperator(ProcessOperator):
             ends = ends[~late]
             if batch.num_rows == 0:
                 return
-        chunk = KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
+        chunk = self._keyed(batch)
         since = self._timings.add("decode", since)
         slots = chunk.key_slots
         end_of = np.empty(len(slots), dtype=np.int64)

@@ -1,6 +1,7 @@
 """Map state: entries are read one by one, or all at once where a map is small. Meanings are PyFlink's.
 
-A map holds no None, and iterating sees the entries as they were when it began, in ascending order of their keys.
+A map holds no None, and iterating sees the entries as they were when it began, in the order of their encoded keys:
+ascending, but decimals by their text, and negative floats after all others, from zero down.
 
 In a task every touched map is a Python dict from the stored form of a map key to the stored form of its value, with
 None for an entry that is known to be absent. Stored forms sort like the bytes of the entries. Floating-point keys are
