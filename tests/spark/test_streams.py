@@ -213,6 +213,8 @@ def test_what_two_streams_refuse(lab: Lab) -> None:
         (lambda: pairs.between(Time.seconds(5), Time.seconds(-5)), "lower bound, 5000 ms, is above the upper one, -5"),
         (lambda: pairs.between(0, minute), r"a bound is a Time such as Time.seconds\(-5\).*not '1 minute'"),
         (lambda: pairs.between(7, 7).upper_bound_exclusive().process(NoPairs(), "n int"), "no time lies between"),
+        (lambda: with_time.interval_join(with_time).between(0, 5).side_output_left_late_data(OutputTag("late", "n int"))
+         .process(NoPairs(), "n int"), r"'late' has columns of types \(int\); late rows go out as they came in"),
         (lambda: keyed.join(keyed, how="left"), r"a left join needs between=\(lower, upper\)"),
         (lambda: keyed.join(keyed, how="outer"), "how is one of inner, left, right, full, not 'outer'"),
         (lambda: keyed.join(keyed, ttl=Time.seconds(0)), r"ttl is a positive Time such as Time.hours\(1\)"),
@@ -221,6 +223,17 @@ def test_what_two_streams_refuse(lab: Lab) -> None:
     for make, message in refused:
         with pytest.raises(InvalidInputError, match=message):
             make()
+
+
+def test_late_rows_of_a_join_have_an_output_also_if_nobody_reads_it(lab: Lab) -> None:
+    env = lab.env()
+    plain = lab.stream(env)
+    timed = plain.transform(lambda df: df.withColumn("at", F.timestamp_millis("seq"))).with_watermark("at", "0 seconds")
+    late = OutputTag("late", "key string, seq bigint, amount bigint, at timestamp")
+    pairs = timed.key_by("key").interval_join(timed.key_by("key")).between(0, 5).side_output_right_late_data(late)
+    made = pairs.process(NoPairs(), "n int", uid="pairs")
+    assert env._functions["pairs"].sides == [late]
+    assert made.get_side_output(late).df.columns == ["key", "seq", "amount", "at"]
 
 
 def test_side_output_that_nobody_reads_fails_the_epoch(lab: Lab, calls: Path) -> None:

@@ -6,15 +6,22 @@ import datetime as dt
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from cairn import (
+    ContinuousEventTimeTrigger,
+    EventTimeSessionWindows,
     KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     MapStateDescriptor,
+    OutputTag,
     ProcessJoinFunction,
+    ProcessWindowFunction,
+    TumblingEventTimeWindows,
     ValueStateDescriptor,
 )
 from cairn.runtime.joins import IntervalJoin
-from cairn.testing import KeyedProcessHarness, TwoInputHarness
+from cairn.testing import KeyedProcessHarness, TwoInputHarness, WindowAggregateHarness, WindowHarness
 
 END = (1 << 63) - 1
 ROWS = "k string, ts timestamp"
@@ -108,3 +115,67 @@ def test_rows_of_the_last_epoch_find_their_partners_of_earlier_ones() -> None:
         assert sorted(harness.run_epoch(), key=repr) == [("x", 1, 3), ("y", 2, None), ("z", None, 4)]
         assert harness.timers() == []
         assert [harness.state(name, key) for name in ("left", "right") for key in "xyz"] == [{}] * 6
+
+
+class Spans(ProcessWindowFunction):
+    def process(self, key: str, context: Any, elements: Any) -> Iterator[Any]:
+        window = context.window()
+        yield key, window.start, window.end, len(list(elements))
+
+
+LATE = OutputTag("late", "u string, t timestamp")
+SESSIONS = EventTimeSessionWindows.with_gap(5)
+TENS = TumblingEventTimeWindows.of(10)
+
+
+@pytest.mark.parametrize(
+    ("assigner", "first", "watermark", "last", "more"),
+    [
+        pytest.param(SESSIONS, [0, 5], 20, [3], {"late": LATE}, id="a late row inside a session that is due"),
+        pytest.param(SESSIONS, [0, 2], 20, [4], {"late": LATE}, id="a late row that would widen it"),
+        pytest.param(SESSIONS, [0, 5], 10, [10], {}, id="a row at the watermark beside it"),
+        pytest.param(SESSIONS, [0, 5], 10, [8], {}, id="a row in time beside it"),
+        pytest.param(TENS, [1, 2], 12, [3], {"allowed_lateness": 5}, id="a late row of a window that is kept"),
+        pytest.param(
+            TumblingEventTimeWindows.of(100), [1, 2], 12, [3],
+            {"trigger": ContinuousEventTimeTrigger.of(10)}, id="early results",
+        ),
+    ],
+)  # fmt: skip
+def test_windows_that_are_due_fire_before_the_rows_as_in_any_epoch(
+    assigner: Any, first: list[int], watermark: int, last: list[int], more: dict[str, Any]
+) -> None:
+    def run(drains: bool) -> tuple[list[Any], Any]:
+        columns, output = "u string, t timestamp", "u string, start bigint, stop bigint, n bigint"
+        with WindowHarness(assigner, Spans(), "u", columns, output, event_time="t", **more) as harness:
+            harness.push(*[("a", harness.at(t)) for t in first])
+            found = harness.run_epoch()
+            harness.advance_watermark(watermark)
+            harness.push(*[("a", harness.at(t)) for t in last])
+            harness._loop.draining = drains
+            found += harness.run_epoch()
+            if not drains:
+                harness.advance_watermark(10**6)
+                found += harness.run_epoch()
+            return found, dict(harness.side_outputs)
+
+    assert run(drains=True) == run(drains=False)
+    assert run(drains=True)[0]
+
+
+def test_aggregated_windows_that_are_due_fire_before_the_rows_as_in_any_epoch() -> None:
+    def run(drains: bool) -> list[Any]:
+        columns = "k string, v bigint, t timestamp"
+        with WindowAggregateHarness(TENS, "sum", "v", "k", columns, event_time="t", allowed_lateness=5) as harness:
+            harness.push(("a", 1, harness.at(1)), ("b", 7, harness.at(25)))
+            found = harness.run_epoch()
+            harness.advance_watermark(12)
+            harness.push(("a", 2, harness.at(2)), ("a", 4, harness.at(13)))
+            harness._loop.draining = drains
+            found += harness.run_epoch()
+            if not drains:
+                harness.advance_watermark(10**6)
+                found += harness.run_epoch()
+            return [(key, value) for key, _, _, value in found]
+
+    assert run(drains=True) == run(drains=False) == [("a", 1), ("a", 3), ("a", 4), ("b", 7)]

@@ -156,8 +156,8 @@ def test_keys_of_a_function_are_not_cut() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("a", 1.5)], "column 'n' of the collection is int64: 1.5 would not be kept"),
-        ([("a", "x")], "column 'n' of the collection is int64"),
+        ([("a", 1.5)], "column 'n' of the collection: 1.5 .float. does not fit type 'bigint'"),
+        ([("a", "x")], "column 'n' of the collection: 'x'"),
         ([{"user": "a", "m": 1}], "does not fit the columns user, n: 'm'"),
         ([{"user": "a"}], "does not fit the columns user, n: 'n'"),
     ],

@@ -11,9 +11,9 @@ from cairn.api.keyed import KeyedStream
 from cairn.api.plans import event_time_of
 from cairn.api.stream import DataStream, Declared
 from cairn.errors import InvalidInputError
-from cairn.model.ddl import parse_type
+from cairn.model.ddl import as_type, parse_type
 from cairn.model.descriptors import Time
-from cairn.model.outputs import OutputTag, check_tag
+from cairn.model.outputs import OutputTag, check_same_columns, check_tag
 from cairn.model.process import ProcessJoinFunction
 from cairn.model.types import Types
 from cairn.runtime import joins
@@ -116,8 +116,15 @@ def _interval(
     bounds: tuple[int, int], outer: tuple[bool, bool] = (False, False),
     late: tuple[OutputTag | None, OutputTag | None] = (None, None),
 ) -> DataStream:  # fmt: skip
+    for tag, stream in zip(late, (left, right), strict=True):
+        if tag is not None:
+            check_same_columns(tag, [as_type(field.dataType.simpleString()).ddl for field in stream.schema.fields])
     function = joins.IntervalJoin(func, bounds, _row_types(left, right), outer, late)
-    return two_input_operator(left, right, function, output, uid, name, CO, True)
+    made = two_input_operator(left, right, function, output, uid, name, CO, True)
+    for tag in late:
+        if tag is not None:  # late rows must find their output also if nobody reads it
+            made.get_side_output(tag)
+    return made
 
 
 def check_sides(left: KeyedStream, right: KeyedStream, what: str) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from cairn.connectors.sources import struct_of
-from cairn.errors import InvalidInputError
+from cairn.errors import InvalidInputError, StateTypeError
+from cairn.model.ddl import parse_type
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
@@ -139,17 +140,18 @@ def _as_row(item: Any, names: Sequence[str]) -> Any:
 
 
 def _check_values(rows: list[Any], schema: Any) -> None:
-    """Spark would cut 1.5 to 1 for a column of whole numbers: refuse what it would not keep as it is."""
-    import pyarrow as pa
-
-    from cairn.api.plans import arrow_schema_of  # here, not in workers
-    from cairn.runtime.exact import exact_array
-
-    for field, values in zip(arrow_schema_of(schema), zip(*rows, strict=True), strict=False):
+    """Spark would cut 1.5 to 1 for a column of whole numbers: refuse what does not fit a column as it is."""
+    for field, values in zip(schema.fields, zip(*rows, strict=True), strict=False):
         try:
-            exact_array(values, field.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise InvalidInputError(f"column '{field.name}' of the collection is {field.type}: {error}") from None
+            dtype = parse_type(field.dataType.simpleString())
+        except InvalidInputError:
+            continue  # a type that only Spark knows
+        for value in values:
+            if value is not None:
+                try:
+                    dtype.to_storage(value)
+                except StateTypeError as error:
+                    raise InvalidInputError(f"column '{field.name}' of the collection: {error.message}") from None
 
 
 def _load(spark: Any, kind: str, reader: DataSourceStreamReader, schema: Any) -> Any:

@@ -31,10 +31,16 @@ def millis(value: Any, what: str) -> int:
     return value
 
 
+_LONGEST = 1 << 50
+"""Windows so long, in milliseconds, end within the times that there are."""
+
+
 def _positive(value: Any, what: str) -> int:
     length = millis(value, what)
     if length <= 0:
         raise InvalidInputError(f"{what} must be longer than nothing, not {length} ms")
+    if length > _LONGEST:
+        raise InvalidInputError(f"{what} must be shorter than {_LONGEST} ms (thousands of years), not {length} ms")
     return length
 
 

@@ -8,6 +8,7 @@ that is null in the rows of the others. See docs/design/0004-streams.md.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from cairn.errors import InvalidInputError
@@ -97,3 +98,13 @@ class OutputTag:
 
 def columns_ddl(columns: tuple[tuple[str, DataType], ...]) -> str:
     return ", ".join(f"`{name.replace('`', '``')}` {dtype.ddl}" for name, dtype in columns)
+
+
+def check_same_columns(tag: OutputTag, columns: Iterable[str]) -> None:
+    """Refuse a side output for late rows whose columns are not of the types of the stream's own."""
+    mine, theirs = tuple(columns), tuple(dtype.ddl for _, dtype in tag.columns)
+    if mine != theirs:
+        raise InvalidInputError(
+            f"the side output '{tag.tag_id}' has columns of types ({', '.join(theirs)}); late rows go out as they "
+            f"came in, and the stream has ({', '.join(mine)})"
+        )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from inspect import isgenerator, isgeneratorfunction
+from inspect import isgeneratorfunction
 from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -251,7 +251,6 @@ class ProcessOperator:
         element = self._element
         on_timer = self._function.on_timer
         extend = self._collector(outputs, on_timer)
-        self._timer_service.rows_to_come = self._context.end_of_time and not after_rows
         reached = self._timer_service.current_watermark()
         due = ((TimeDomain.EVENT_TIME, reached), (TimeDomain.PROCESSING_TIME, self._context.time_ms))
         for domain, now in due:
@@ -382,11 +381,11 @@ class ProcessOperator:
         where = f"{method.__name__}()"
         with self._explained(where):
             result = method(*given)
-        if self._element.aside or isgenerator(result):
+        if self._element.aside or isinstance(result, (Iterator, list, tuple)):
             raise UserFunctionError(
-                f"operator '{self._spec.uid}': {where} cannot put anything out, neither by ctx.output nor by yield: it "
-                "is called when the output of the epoch is complete. Put it out in process_element or on_timer, or "
-                "keep it in state until the next epoch."
+                f"operator '{self._spec.uid}': {where} cannot put anything out, neither by ctx.output nor by yield or "
+                "return: it is called when the output of the epoch is complete. Put it out in process_element or "
+                "on_timer, or keep it in state until the next epoch."
             )
 
     def drain(self) -> list[Section]:

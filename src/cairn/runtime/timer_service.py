@@ -16,8 +16,6 @@ class TaskTimerService:
         self._watermark = context.seen_watermark
         self._last_watermark = context.watermark
         self._time = context.time_ms
-        self.rows_to_come = False
-        """Timers fire at the end of event time, but rows of that last epoch are still to come."""
 
     def current_processing_time(self) -> int:
         return self._time

@@ -93,11 +93,12 @@ class WindowAggregateOperator(ProcessOperator):
     def fire_timers(self, after_rows: bool = False) -> Iterator[pa.RecordBatch]:
         """Put out the windows that ended before the watermark, and let those go that no late row can reach.
 
-        In the last epoch of a drained job all windows are over, but not before its rows.
+        In the last epoch of a drained job all windows are over, but not before its rows: first those go out that the
+        rows find over, as in every epoch, and the rest after the rows.
         """
         since = time.perf_counter()
-        watermark = self._context.watermark
-        if watermark == NO_WATERMARK or self._context.end_of_time is not after_rows or self._ended:
+        watermark = self._context.watermark if after_rows else self._context.seen_watermark
+        if watermark == NO_WATERMARK or self._ended:
             return
         self._ended = after_rows
         times, keys = self._due.take(watermark, after_rows)

@@ -9,7 +9,7 @@ from typing import Any
 from cairn.errors import InvalidInputError
 from cairn.model.assigners import CountSlidingWindowAssigner, GlobalWindows, SessionWindows, TimeWindows
 from cairn.model.functions import AggregateFunction, ReduceFunction
-from cairn.model.outputs import OutputTag
+from cairn.model.outputs import OutputTag, check_same_columns
 from cairn.model.triggers import ContinuousEventTimeTrigger, EventTimeTrigger, PurgingTrigger, without_timers
 from cairn.model.windows import (
     AllWindowFunction,
@@ -80,12 +80,7 @@ class WindowPlan:
         if not isinstance(tag, OutputTag):
             raise InvalidInputError(f"side_output_late_data takes an OutputTag, not {type(tag).__name__}")
         self._only_event_time("side_output_late_data")
-        mine, theirs = tuple(columns), tuple(dtype.ddl for _, dtype in tag.columns)
-        if mine != theirs:
-            raise InvalidInputError(
-                f"the side output '{tag.tag_id}' has columns of types ({', '.join(theirs)}); late rows go out as they "
-                f"came in, and the stream has ({', '.join(mine)})"
-            )
+        check_same_columns(tag, columns)
         self.late = tag
 
     def _only_event_time(self, call: str) -> None:

@@ -129,9 +129,6 @@ class WindowOperator(KeyedProcessFunction):
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
         domain = ctx.time_domain()
         time = timestamp - 1
-        if ctx.timer_service().rows_to_come and domain is TimeDomain.EVENT_TIME:
-            ctx.timer_service().register_event_time_timer(timestamp)  # put off: the rows belong to open windows
-            return
         view = _View(self, ctx)
         for numbers in self._timers.take(domain, timestamp):
             place = self._place(numbers)

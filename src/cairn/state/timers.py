@@ -124,23 +124,29 @@ class BulkTimers(TimerTable):
         self._times: list[np.ndarray[Any, Any]] = []
         self._places: list[np.ndarray[Any, Any]] = []
         self._set = np.zeros(0, dtype=bool)
-        self._taken: tuple[pa.Array, pa.Array] | None = None
+        self._taken: list[tuple[pa.Array, pa.Array]] = []
+        self._reached: int | None = None
+        """Up to where the stored timers are taken."""
 
     def take(self, now: int, added: bool = False) -> tuple[np.ndarray[Any, Any], pa.Array]:
-        """Remove the timers at or below a time: their times, ascending, and their keys. To be called once an epoch.
+        """Remove the timers at or below a time: their times, ascending, and their keys. It may be called again for a
+        later time.
 
-        Those that this epoch set are not among them, except with `added`.
+        Those that this epoch set are not among them, except with `added`, which is for the last call.
         """
         found = []
         for raw, _ in self._store.scan(self.name):
-            if codec.time_value(raw) > now:
+            time = codec.time_value(raw)
+            if time > now:
                 break
-            found.append(raw)
+            if self._reached is None or time > self._reached:
+                found.append(raw)
+        self._reached = now
         if added:
             found = self._with_added(found, now)
         entries, keys = _columns(found)
         if found:
-            self._taken = (entries, keys)
+            self._taken.append((entries, keys))
         if added:  # a key may have two then: what was stored, and what was set; the first of them counts
             entries, keys = _columns({raw[8:]: raw for raw in reversed(found)}.values())
         return codec.ordered_numbers(entries), keys
@@ -171,9 +177,9 @@ class BulkTimers(TimerTable):
         names = self._slots.all_keys()
         keys = [names.take(pa.array(places)) for places in self._places if len(places)]
         count = sum(map(len, keys))
-        if self._taken is not None:
-            entries.append(self._taken[0])
-            keys.append(self._taken[1])
+        for taken, owners in self._taken:
+            entries.append(taken)
+            keys.append(owners)
         if not keys:
             return None
         total = sum(map(len, keys))
