@@ -14,8 +14,9 @@ from cairn.api.failures import lost_jvm
 from cairn.api.workers import check_workers
 
 
-def session(python: str, master: str = "local[2]") -> Any:
-    return SimpleNamespace(sparkContext=SimpleNamespace(pythonExec=python, master=master))
+def session(python: str, master: str = "local[2]", shipped: tuple[str, ...] = ()) -> Any:
+    context = SimpleNamespace(pythonExec=python, master=master, _python_includes=list(shipped))
+    return SimpleNamespace(sparkContext=context)
 
 
 def script(folder: Path, text: str) -> str:
@@ -33,6 +34,7 @@ def test_a_python_without_cairn_is_refused_with_the_remedy(tmp_path: Path) -> No
         check_workers(session(lacking))
     assert sys.executable in told.value.message
     check_workers(session(lacking, "spark://host:7077"))  # nobody can tell from here
+    check_workers(session(lacking, shipped=("packages.zip",)))
 
 
 def test_a_python_that_is_not_there_is_refused(tmp_path: Path) -> None:

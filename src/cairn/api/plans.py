@@ -39,7 +39,7 @@ class OutputType:
 def output_type_of(declared: str | DataType | StructType) -> OutputType:
     """The columns that an output type declares. Rows: Spark DDL, `Types.ROW` or a StructType; else bare values."""
     if isinstance(declared, StructType):
-        return OutputType(declared, False)
+        return OutputType(_distinct(declared), False)
     if isinstance(declared, str):
         try:
             columns, bare = row_columns_of(declared, "output type")
@@ -64,6 +64,17 @@ def _spark_schema(ddl: str) -> StructType:
         raise InvalidInputError(
             f"output type {ddl!r} is no Spark DDL such as 'user string, total bigint': {error}"
         ) from error
+    return _distinct(schema)
+
+
+def _distinct(schema: StructType) -> StructType:
+    """Refuse two columns of one name here: no sink could write them."""
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise InvalidInputError(
+            f"the output would have the column '{twice[0]}' twice ({', '.join(schema.names)}): rename the one that is "
+            f"yours, as in transform(lambda df: df.withColumnRenamed('{twice[0]}', 'my_{twice[0]}'))"
+        )
     return schema
 
 

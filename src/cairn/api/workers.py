@@ -12,17 +12,19 @@ from pyspark.sql import SparkSession
 
 from cairn.errors import InvalidInputError
 
-_IMPORTS = "import pyspark, pyarrow, numpy, cairn.runtime.task"
+_IMPORTS = "import pyarrow, numpy, cairn.runtime.task"
+"""What a worker needs besides PySpark, which Spark itself brings along."""
 
 
 def check_workers(spark: SparkSession) -> None:
     """Refuse a local session whose workers run another Python that lacks what cairn needs.
 
     A session that a user has made runs `python3` in its workers unless PYSPARK_PYTHON says otherwise, also if the
-    driver runs in a virtual environment. On a cluster the workers are elsewhere, and are not asked.
+    driver runs in a virtual environment. On a cluster the workers are elsewhere, and are not asked; nor are they where
+    packages were shipped to them by `addPyFile`.
     """
     context = spark.sparkContext
-    if str(context.master).startswith("local"):
+    if str(context.master).startswith("local") and not context._python_includes:
         told = _failure(str(context.pythonExec))
         if told:
             raise InvalidInputError(
