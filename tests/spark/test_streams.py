@@ -192,9 +192,9 @@ def test_what_two_streams_refuse(lab: Lab) -> None:
     unkeyed: Any = timed
     function: Any = Count()
     refused: list[tuple[Any, str]] = [
-        (lambda: turned.transform(lambda df: df.withColumnRenamed("key", "sum")).key_by("sum").sum("amount", uid="x"),
+        (lambda: turned.transform(lambda df: df.withColumnRenamed("key", "sum")).key_by("sum").sum("amount", uid="s"),
          r"would have the column 'sum' twice \(sum, sum\): rename the one that is yours"),
-        (lambda: keyed.process(function, "n int, m int, n int", uid="x"), "the column 'n' twice"),
+        (lambda: keyed.process(function, "n int, m int, n int", uid="t"), "the column 'n' twice"),
         (lambda: plain.union(plain, turned), r"union: the streams have different columns.*transform"),
         (lambda: keyed.connect(by_number), r"keys of different types, \(string\) and \(bigint\).*cast a column"),
         (lambda: plain.connect(plain).key_by("key", "seq"), "keys of different types"),
@@ -217,7 +217,7 @@ def test_what_two_streams_refuse(lab: Lab) -> None:
         (lambda: pairs.between(0, minute), r"a bound is a Time such as Time.seconds\(-5\).*not '1 minute'"),
         (lambda: pairs.between(7, 7).upper_bound_exclusive().process(NoPairs(), "n int"), "no time lies between"),
         (lambda: with_time.interval_join(with_time).between(0, 5).side_output_left_late_data(OutputTag("late", "n int"))
-         .process(NoPairs(), "n int", uid="x"), r"'late' has columns of types \(int\); late rows go out as they came in"),
+         .process(NoPairs(), "n int", uid="l"), r"'late' has columns of types \(int\); late rows go out as they"),
         (lambda: keyed.join(keyed, how="left"), r"a left join needs between=\(lower, upper\)"),
         (lambda: keyed.join(keyed, how="outer"), "how is one of inner, left, right, full, not 'outer'"),
         (lambda: keyed.join(keyed, ttl=Time.seconds(0)), r"ttl is a positive Time such as Time.hours\(1\)"),
