@@ -107,7 +107,7 @@ def _asked(
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer in time",
-            remedy=f"Is it running? Look with: cairn checkpoints {identity.job_id}",
+            remedy=f"Is it running? Look with: cairn checkpoints {words.shell_word(identity.job_id)}",
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))

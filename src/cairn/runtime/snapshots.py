@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -390,8 +391,8 @@ def refuse_key(operator: SnapshotOperator, state: SnapshotState) -> None:
     if state.spec.of_subtask:
         raise InvalidInputError(
             f"operator '{operator.uid}', state '{state.name}' is a {state.spec.signature}: it belongs to subtasks, not "
-            f"to keys. Read all of it with Savepoint.{reader_of(state)}, or `cairn state show PATH {operator.uid} "
-            f"{state.name}`.",
+            f"to keys. Read all of it with Savepoint.{reader_of(state)}, or `cairn state show PATH "
+            f"{shlex.quote(operator.uid)} {shlex.quote(state.name)}`.",
             state=state.name,
         )
 
