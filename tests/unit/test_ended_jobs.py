@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.test_web_rest import client_of, get
+from tests.unit.test_web_rest import BEARER, client_of, get, post
 from tests.unit.webjob import EVIL, JOB, UID, info, make_job
 from typer.testing import CliRunner
 
+from cairn.api.publishing import settings_facts
 from cairn.cli.main import app
+from cairn.config import CheckpointSettings, Settings
 from cairn.errors import CairnError, CheckpointFailedError
 from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
 from cairn.storage.checkpoints import CheckpointStore
@@ -80,6 +82,34 @@ def test_the_same_request_gets_its_savepoint_also_after_the_end(ended: Path) -> 
     assert json.loads(made.stdout)["id"] == 5
     assert json.loads(call("stop", ended, "--request-id", "first", "--json").stdout)["stopped"] is True
     assert isinstance(call("stop", ended, "--request-id", "other").exception, CheckpointFailedError)
+
+
+@pytest.mark.parametrize(("epoch", "told"), [(3, "epoch 3, 1 epoch older: going back to it"), (4, "Or from its")])
+def test_an_older_savepoint_is_no_way_to_go_on(tmp_path: Path, epoch: int, told: str) -> None:
+    folder = make_job(tmp_path, ended="finished")
+    store = CheckpointStore(LocalFileSystem(str(folder)))
+    saved = next(one for one in store.history() if one.type is CheckpointType.SAVEPOINT)
+    store.remember(msgspec.structs.replace(saved, id=9, epoch=epoch))
+    made = call("stop", folder)
+    assert isinstance(made.exception, CheckpointFailedError)
+    assert told in str(made.exception.facts["remedy"])
+    left = health_of(JobReader(str(folder)).view()).reasons[-1]
+    assert ("epoch 3, 1 epoch older: going back to it" in left) is (epoch == 3)
+
+
+@pytest.mark.parametrize("path", ["stop", "savepoints"])
+def test_rest_says_first_that_the_job_has_ended(tmp_path: Path, path: str) -> None:
+    make_job(tmp_path, ended="failed")
+    answer = post(client_of(tmp_path), f"/{path}", **BEARER)
+    assert answer.status_code == 409
+    assert "is FAILED" in answer.json()["detail"]
+
+
+def test_the_restart_strategy_is_published_as_it_works() -> None:
+    assert settings_facts(Settings())["restart"] == "none"
+    told = settings_facts(Settings(checkpoints=CheckpointSettings(interval_ms=1000)))
+    assert told["restart"] == "exponential-delay"
+    assert "1000 to 60000 ms, each 1.5 times" in told["restart_numbers"]
 
 
 # The state of a job that retains no checkpoint.

@@ -157,7 +157,9 @@ def refuse_ended(files: LocalFileSystem, identity: JobIdentity, consequence: str
     advice = f"Start it again to go on{from_epoch}: cairn run JOB.py."
     saved = newest_savepoint(CheckpointStore(files).history())
     if saved is not None:
-        advice += f" Or from its newest savepoint: cairn run JOB.py -s {saved.path}."
+        older = words.behind(saved.epoch, end.epoch)
+        which = f"Its newest savepoint is at {older}: going back to it is" if older else "Or from its newest savepoint:"
+        advice += f" {which} cairn run JOB.py -s {words.shell_word(saved.path)}"
     raise CheckpointFailedError(
         f"job '{identity.job_id}' {_ENDINGS[end.kind]}{when}{cause}, so {consequence}",
         remedy=advice,

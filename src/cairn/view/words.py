@@ -58,6 +58,12 @@ def ago(millis: float, now_ms: float) -> str:
     return f"{duration(max(0.0, now_ms - millis))} ago" if millis > 0 else "-"
 
 
+def behind(saved: int, epoch: int) -> str:
+    """How much older a savepoint is than the job's last epoch; empty if it is not older."""
+    older = epoch - saved
+    return f"epoch {saved}, {older:,} epoch{'' if older == 1 else 's'} older" if older > 0 else ""
+
+
 def share(part: float) -> str:
     """A share to three digits, for axes: 2.5%, 40%."""
     return f"{100 * part:.3g}%"
