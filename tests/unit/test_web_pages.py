@@ -123,7 +123,7 @@ def test_charts_that_are_read_together_have_one_time_axis(root: Path) -> None:
     axes = {tuple(re.findall(r'<text class="time [a-z]+"[^>]*>([^<]*)<', str(chart))) for chart in made}
     assert len(axes) == 1, axes
     assert "busy: 40%" in str(made[1])
-    assert "rows in from 72 to 80" in str(charts.operator_charts(view, UID)[1])
+    assert "rows in from 40 to 40" in str(charts.operator_charts(view, UID)[1])
 
 
 def test_an_operator_shows_how_its_rows_are_spread(web: TestClient) -> None:
@@ -167,7 +167,17 @@ def test_the_state_page_finds_a_key_and_says_what_is_wrong_with_one(web: TestCli
     assert "is not retained" in web.get(f"/jobs/{JOB}/state?checkpoint=77").text
 
 
-@pytest.mark.parametrize("key", ["x;touch pwned", "a b", "<b>", "a,b", "it's \"quoted\"", "$(id)", "-5", "\x1b[2J"])
+def test_rates_count_the_pauses_between_epochs(root: Path) -> None:
+    job = JobReader(str(root / JOB)).view()
+    # 40 rows a second, in epochs of half a second
+    assert {round(1000 * epoch.rows_in / span) for epoch, span in charts.spans(job.epochs)} == {40}
+    throughput = next(one for one in charts.job_charts(job) if "Throughput" in one)
+    assert "rows per second from 40 to 40" in throughput
+    assert "rows in from 40 to 40" in charts.operator_charts(job, UID)[-1]
+    assert charts.spans(job.epochs[:1]) == [(job.epochs[0], job.epochs[0].duration_ms)]
+
+
+@pytest.mark.parametrize("key", ["x;touch pwned", "a b", "<b>", "a,b", 'it\'s "quoted"', "$(id)", "-5", "\x1b[2J"])
 def test_the_command_of_the_state_page_holds_the_key_as_one_word(web: TestClient, root: Path, key: str) -> None:
     text = web.get(f"/jobs/{JOB}/state", params={"state": "total", "key": key}).text
     shown = re.findall(r'data-copy="(cairn state get [^"]*)"', text)
