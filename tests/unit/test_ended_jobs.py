@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -140,10 +141,62 @@ def test_without_any_savepoint_there_is_nothing_to_show(tmp_path: Path, ended: P
             path.unlink()
     made = call("state", "ls", tmp_path / JOB)
     assert isinstance(made.exception, CairnError)
-    assert "has no completed checkpoint" in made.exception.message
+    assert "has no completed checkpoint any more: all 3 were discarded" in made.exception.message
+    assert "RETAIN_ON_CANCELLATION" in str(made.exception.facts["remedy"])
     page = client_of(tmp_path).get(f"/jobs/{JOB}/state")
     assert page.status_code == 200
     assert "has no completed checkpoint" in page.text
+
+
+def test_a_job_that_wrote_nothing_down_is_not_shown_as_idle(tmp_path: Path) -> None:
+    folder = make_job(tmp_path, ended="", pid=2**22 - 3)
+    shutil.rmtree(folder / "stats")
+    web = client_of(tmp_path)
+    assert "rows not known" in web.get(f"/jobs/{JOB}").text
+    assert "in 0 · out 0" not in web.get(f"/jobs/{JOB}").text
+    assert "are not known" in web.get(f"/jobs/{JOB}/operators/{UID}").text
+    told = web.get("/metrics").text
+    assert f'cairn_state_bytes{{job="{JOB}",operator="{UID}"}}' in told
+    assert "cairn_operator_records_in_total{" not in told
+    vertex = next(one for one in get(web, f"/jobs/{JOB}")["vertices"] if one["id"] == UID)
+    assert vertex["metrics"]["read-records-complete"] is False
+
+
+def test_the_moment_of_the_end_stands_where_it_belongs(tmp_path: Path) -> None:
+    made = call("stop", make_job(tmp_path, ended="", pid=2**22 - 3))
+    assert re.search(r"has crashed \d[^:]* ago: its process is gone, so", str(made.exception))
+
+
+def test_the_state_of_a_job_is_found_by_its_name(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ended.parent.parent)
+    monkeypatch.setattr("cairn.cli.checkpoints.DEFAULT_DIRECTORY", str(ended.parent))
+    assert "savepoint of harness" in call("state", "ls", JOB).stdout
+    made = call("state", "ls", "nobody")
+    assert isinstance(made.exception, CairnError)
+    assert "no job 'nobody'" in made.exception.message
+    assert "cairn list" in str(made.exception.facts["remedy"])
+
+
+def test_list_says_why_a_job_has_failed(tmp_path: Path) -> None:
+    folder = make_job(tmp_path, ended="")
+    identity = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**identity, "name": "Payments of today"}))
+    facts = {"file": "job.py", "line": 12}
+    Journal(LocalFileSystem(str(folder))).add(7, "failed", "division by zero\nmore", **facts)
+    told = json.loads(call("list", "--dir", tmp_path, "--json").stdout)["jobs"][0]
+    assert told["failure"] == {"cause": "division by zero", **facts}
+    shown = " ".join(call("list", "--dir", tmp_path).stdout.split())
+    for part in ("division", "by zero", "job.py:12", "Payments"):
+        assert part in shown
+
+
+def test_refusals_of_rest_name_what_to_do(tmp_path: Path) -> None:
+    make_job(tmp_path, ended="", savepoint_dir=str(tmp_path / "savepoints"))
+    web = client_of(tmp_path)
+    refused = post(web, "/savepoints", {"cancel-job": True}, **BEARER)
+    assert refused.status_code == 422
+    assert "/stop" in refused.json()["remedy"]
+    assert "openapi.json" in web.get("/api/v1/nothing").json()["remedy"]
 
 
 # Damage.

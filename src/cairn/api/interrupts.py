@@ -87,7 +87,9 @@ def _kept(epoch: int, directory: str, checkpoint: int, cut: bool = False) -> str
     if not checkpoint:
         return f"{told}{again}."
     path = os.path.join(directory, layout.checkpoint_folder(checkpoint))
-    return f"{told}, and checkpoint {checkpoint} of that epoch, {path}{again}, or: cairn run JOB.py -s {shell_word(path)}"
+    return (
+        f"{told}, and checkpoint {checkpoint} of that epoch, {path}{again}, or: cairn run JOB.py -s {shell_word(path)}"
+    )
 
 
 @contextmanager

@@ -160,8 +160,9 @@ def refuse_ended(files: LocalFileSystem, identity: JobIdentity, consequence: str
         older = words.behind(saved.epoch, end.epoch)
         which = f"Its newest savepoint is at {older}: going back to it is" if older else "Or from its newest savepoint:"
         advice += f" {which} cairn run JOB.py -s {words.shell_word(saved.path)}"
+    ending, colon, why = _ENDINGS[end.kind].partition(":")
     raise CheckpointFailedError(
-        f"job '{identity.job_id}' {_ENDINGS[end.kind]}{when}{cause}, so {consequence}",
+        f"job '{identity.job_id}' {ending}{when}{colon}{why}{cause}, so {consequence}",
         remedy=advice,
         job=identity.job_id,
         status=end.status,
