@@ -188,7 +188,8 @@ class Journal:
 
 
 class EpochRecorder:
-    """Keeps the newest epochs in memory, and writes them down: the first at once, later ones once a minute. Called by the stream: it only appends."""
+    """Keeps the newest epochs in memory, and writes them down: the first at once, later ones ever more rarely, down to
+    once a minute. Called by the stream: it only appends."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
