@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.test_web_rest import client_of, get
+from tests.unit.test_web_rest import BEARER, client_of, get, post
 from tests.unit.webjob import EVIL, JOB, UID, info, make_job
 from typer.testing import CliRunner
 
+from cairn.api.publishing import settings_facts
 from cairn.cli.main import app
+from cairn.config import CheckpointSettings, Settings
 from cairn.errors import CairnError, CheckpointFailedError
 from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
 from cairn.storage.checkpoints import CheckpointStore
@@ -82,6 +85,34 @@ def test_the_same_request_gets_its_savepoint_also_after_the_end(ended: Path) -> 
     assert isinstance(call("stop", ended, "--request-id", "other").exception, CheckpointFailedError)
 
 
+@pytest.mark.parametrize(("epoch", "told"), [(3, "epoch 3, 1 epoch older: going back to it"), (4, "Or from its")])
+def test_an_older_savepoint_is_no_way_to_go_on(tmp_path: Path, epoch: int, told: str) -> None:
+    folder = make_job(tmp_path, ended="finished")
+    store = CheckpointStore(LocalFileSystem(str(folder)))
+    saved = next(one for one in store.history() if one.type is CheckpointType.SAVEPOINT)
+    store.remember(msgspec.structs.replace(saved, id=9, epoch=epoch))
+    made = call("stop", folder)
+    assert isinstance(made.exception, CheckpointFailedError)
+    assert told in str(made.exception.facts["remedy"])
+    left = health_of(JobReader(str(folder)).view()).reasons[-1]
+    assert ("epoch 3, 1 epoch older: going back to it" in left) is (epoch == 3)
+
+
+@pytest.mark.parametrize("path", ["stop", "savepoints"])
+def test_rest_says_first_that_the_job_has_ended(tmp_path: Path, path: str) -> None:
+    make_job(tmp_path, ended="failed")
+    answer = post(client_of(tmp_path), f"/{path}", **BEARER)
+    assert answer.status_code == 409
+    assert "is FAILED" in answer.json()["detail"]
+
+
+def test_the_restart_strategy_is_published_as_it_works() -> None:
+    assert settings_facts(Settings())["restart"] == "none"
+    told = settings_facts(Settings(checkpoints=CheckpointSettings(interval_ms=1000)))
+    assert told["restart"] == "exponential-delay"
+    assert "1000 to 60000 ms, each 1.5 times" in told["restart_numbers"]
+
+
 # The state of a job that retains no checkpoint.
 
 
@@ -110,10 +141,62 @@ def test_without_any_savepoint_there_is_nothing_to_show(tmp_path: Path, ended: P
             path.unlink()
     made = call("state", "ls", tmp_path / JOB)
     assert isinstance(made.exception, CairnError)
-    assert "has no completed checkpoint" in made.exception.message
+    assert "has no completed checkpoint any more: all 3 were discarded" in made.exception.message
+    assert "RETAIN_ON_CANCELLATION" in str(made.exception.facts["remedy"])
     page = client_of(tmp_path).get(f"/jobs/{JOB}/state")
     assert page.status_code == 200
     assert "has no completed checkpoint" in page.text
+
+
+def test_a_job_that_wrote_nothing_down_is_not_shown_as_idle(tmp_path: Path) -> None:
+    folder = make_job(tmp_path, ended="", pid=2**22 - 3)
+    shutil.rmtree(folder / "stats")
+    web = client_of(tmp_path)
+    assert "rows not known" in web.get(f"/jobs/{JOB}").text
+    assert "in 0 · out 0" not in web.get(f"/jobs/{JOB}").text
+    assert "are not known" in web.get(f"/jobs/{JOB}/operators/{UID}").text
+    told = web.get("/metrics").text
+    assert f'cairn_state_bytes{{job="{JOB}",operator="{UID}"}}' in told
+    assert "cairn_operator_records_in_total{" not in told
+    vertex = next(one for one in get(web, f"/jobs/{JOB}")["vertices"] if one["id"] == UID)
+    assert vertex["metrics"]["read-records-complete"] is False
+
+
+def test_the_moment_of_the_end_stands_where_it_belongs(tmp_path: Path) -> None:
+    made = call("stop", make_job(tmp_path, ended="", pid=2**22 - 3))
+    assert re.search(r"has crashed \d[^:]* ago: its process is gone, so", str(made.exception))
+
+
+def test_the_state_of_a_job_is_found_by_its_name(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ended.parent.parent)
+    monkeypatch.setattr("cairn.cli.checkpoints.DEFAULT_DIRECTORY", str(ended.parent))
+    assert "savepoint of harness" in call("state", "ls", JOB).stdout
+    made = call("state", "ls", "nobody")
+    assert isinstance(made.exception, CairnError)
+    assert "no job 'nobody'" in made.exception.message
+    assert "cairn list" in str(made.exception.facts["remedy"])
+
+
+def test_list_says_why_a_job_has_failed(tmp_path: Path) -> None:
+    folder = make_job(tmp_path, ended="")
+    identity = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**identity, "name": "Payments of today"}))
+    facts = {"file": "job.py", "line": 12}
+    Journal(LocalFileSystem(str(folder))).add(7, "failed", "division by zero\nmore", **facts)
+    told = json.loads(call("list", "--dir", tmp_path, "--json").stdout)["jobs"][0]
+    assert told["failure"] == {"cause": "division by zero", **facts}
+    shown = " ".join(call("list", "--dir", tmp_path).stdout.split())
+    for part in ("division", "by zero", "job.py:12", "Payments"):
+        assert part in shown
+
+
+def test_refusals_of_rest_name_what_to_do(tmp_path: Path) -> None:
+    make_job(tmp_path, ended="", savepoint_dir=str(tmp_path / "savepoints"))
+    web = client_of(tmp_path)
+    refused = post(web, "/savepoints", {"cancel-job": True}, **BEARER)
+    assert refused.status_code == 422
+    assert "/stop" in refused.json()["remedy"]
+    assert "openapi.json" in web.get("/api/v1/nothing").json()["remedy"]
 
 
 # Damage.

@@ -24,6 +24,8 @@ from cairn.errors import InvalidInputError
 from cairn.model.checkpoint import CheckpointStatus, FailureReason
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.view.notebook import job_html, sparkline, table
+from cairn.view.reading import JobReader
 from cairn.web import security
 from cairn.web.options import WebOptions
 
@@ -52,6 +54,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def web(root: Path) -> TestClient:
     return client_of(root)
+
+
+@pytest.mark.parametrize("page", ["/", *PAGES])
+def test_no_page_holds_control_characters(web: TestClient, page: str) -> None:
+    text = web.get(page if page == "/" else f"/jobs/{JOB}{page}").text
+    assert text.replace("\n", "").replace("\t", "").isprintable()
+
+
+def test_no_notebook_holds_control_characters(root: Path) -> None:
+    told = job_html(JobReader(str(root / JOB)).view())
+    assert "\\x1b" in told
+    assert (told + table(["a\x1b"], [["b\x9b"]]) + sparkline([1, 2], TERMINAL)).replace("\n", "").isprintable()
 
 
 class Acting(Reader):

@@ -281,19 +281,41 @@ def test_epochs_are_written_down_in_chunks_and_summed_by_run(tmp_path: Path) -> 
     journal = Journal(LocalFileSystem(str(tmp_path)))
     recorder = EpochRecorder(journal)
     recorder.begin(1)
-    for epoch in range(3):
+    recorder.record(report(0))
+    recorder.due()
+    assert [chunk.totals[UID][0].rows_in for chunk in journal.chunks()] == [5]  # a run that is killed now is known
+    for epoch in (1, 2):
         recorder.record(report(epoch))
     recorder.due()
-    assert journal.chunks() == []  # not a minute yet
+    assert len(journal.chunks()) == 1  # it is not time yet
     recorder.begin(2)
     recorder.record(report(3))
     recorder.flush()
-    first, second = journal.chunks()
-    assert ([e.epoch for e in first.epochs], first.totals[UID][0].rows_in) == ([0, 1, 2], 15)
+    _, first, second = journal.chunks()
+    assert ([e.epoch for e in first.epochs], first.totals[UID][0].rows_in) == ([1, 2], 15)
     assert (second.run, second.totals[UID][0].rows_in) == (2, 5)
     load = second.epochs[0].operators[UID][0]
     assert (load.busy_ms, load.backpressured_ms) == (70.0, 20.0)
     assert [e.epoch for e in recorder.epochs()] == [0, 1, 2, 3]
+
+
+def test_chunks_become_rarer_in_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("cairn.view.journal.time.monotonic", lambda: clock[0])
+    journal = Journal(LocalFileSystem(str(tmp_path)))
+    recorder = EpochRecorder(journal)
+    recorder.begin(1)
+    written = []
+    for second in range(1200):
+        clock[0] = 1000.0 + second
+        recorder.record(report(second))
+        before = len(journal.chunks())
+        recorder.due()
+        if len(journal.chunks()) > before:
+            written.append(second)
+    assert written[:3] == [0, 3, 6]
+    assert len(written) < 40
+    assert written[-1] - written[-2] == 61
 
 
 def test_rows_of_sources_come_after_their_epoch_and_count_for_it(tmp_path: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +19,12 @@ from tests.unit.webjob import JOB, START, UID, info, make_job
 
 from cairn.config import WebSettings
 from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.ddl import parse_type
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import words
 from cairn.view.reading import JobReader
+from cairn.view.state import get_command
 from cairn.web import charts, graph, host
 
 PAGES = [
@@ -116,7 +123,7 @@ def test_charts_that_are_read_together_have_one_time_axis(root: Path) -> None:
     axes = {tuple(re.findall(r'<text class="time [a-z]+"[^>]*>([^<]*)<', str(chart))) for chart in made}
     assert len(axes) == 1, axes
     assert "busy: 40%" in str(made[1])
-    assert "rows in from 72 to 80" in str(charts.operator_charts(view, UID)[1])
+    assert "rows in from 40 to 40" in str(charts.operator_charts(view, UID)[1])
 
 
 def test_an_operator_shows_how_its_rows_are_spread(web: TestClient) -> None:
@@ -158,6 +165,40 @@ def test_the_state_page_finds_a_key_and_says_what_is_wrong_with_one(web: TestCli
     assert "There is no such key" in web.get(f"/jobs/{JOB}/state?state=total&key=nobody").text
     assert "has no state" in web.get(f"/jobs/{JOB}/state?state=nothing").text
     assert "is not retained" in web.get(f"/jobs/{JOB}/state?checkpoint=77").text
+
+
+def test_rates_count_the_pauses_between_epochs(root: Path) -> None:
+    job = JobReader(str(root / JOB)).view()
+    # 40 rows a second, in epochs of half a second
+    assert {round(1000 * epoch.rows_in / span) for epoch, span in charts.spans(job.epochs)} == {40}
+    throughput = next(one for one in charts.job_charts(job) if "Throughput" in one)
+    assert "rows per second from 40 to 40" in throughput
+    assert "rows in from 40 to 40" in charts.operator_charts(job, UID)[-1]
+    assert charts.spans(job.epochs[:1]) == [(job.epochs[0], job.epochs[0].duration_ms)]
+
+
+@pytest.mark.parametrize("key", ["x;touch pwned", "a b", "<b>", "a,b", 'it\'s "quoted"', "$(id)", "-5", "\x1b[2J"])
+def test_the_command_of_the_state_page_holds_the_key_as_one_word(web: TestClient, root: Path, key: str) -> None:
+    text = web.get(f"/jobs/{JOB}/state", params={"state": "total", "key": key}).text
+    shown = re.findall(r'data-copy="(cairn state get [^"]*)"', text)
+    assert len(shown) == 1
+    # The shell itself takes the command apart.
+    split = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {html.unescape(shown[0])}"], capture_output=True, check=True, cwd=root
+    )
+    *words_of, last = split.stdout.decode().split("\0")[:-1]
+    assert last == key
+    assert [word for word in words_of if word != "--"][-2:] == [UID, "total"]
+    assert not (root / "pwned").exists()
+    assert "\x1b" not in text
+
+
+def test_the_command_of_the_state_page_has_a_word_for_each_key_column() -> None:
+    columns = [("who", parse_type("string")), ("what", parse_type("binary"))]
+    operator: Any = SimpleNamespace(uid="a b", keys=columns)
+    snapshot: Any = SimpleNamespace(path="/my jobs/chk-1")
+    told = get_command(snapshot, operator, "total", '["a, b", "00ff"]')
+    assert shlex.split(told) == ["cairn", "state", "get", "/my jobs/chk-1", "a b", "total", "a, b", "AP8="]
 
 
 @pytest.mark.parametrize(

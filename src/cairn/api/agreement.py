@@ -12,6 +12,7 @@ from cairn.model.manifest import Manifest
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.view.words import shell_word
 
 
 def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:
@@ -57,7 +58,7 @@ def remedy(files: LocalFileSystem, manifest: Manifest | None) -> str:
     path = f"{files.root}/{layout.checkpoint_folder(newest.id)}" if newest is not None else "SAVEPOINT"
     return (
         f"the state of epoch {manifest.epoch} is intact. Go back to a checkpoint or savepoint by "
-        f"`cairn run JOB.py -s {path}`."
+        f"`cairn run JOB.py -s {shell_word(path)}`."
     )
 
 

@@ -14,6 +14,7 @@ from cairn.model.checkpoint import Checkpoint
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileSystem
+from cairn.view.words import shell_word
 
 _OUTSIDE = "outside"
 """Fact of an error whose cause is neither the job nor its state."""
@@ -125,7 +126,7 @@ def note_damage(files: FileSystem, failure: CorruptFileError) -> CorruptFileErro
         path = f"{files.root}/{layout.checkpoint_folder(usable.id)}"
         told += (
             f" and, where some is damaged, goes back to the newest intact checkpoint: {path}, unless that is damaged, "
-            f"too. To go back to it by hand, `cairn run JOB.py -s {path}`."
+            f"too. To go back to it by hand, `cairn run JOB.py -s {shell_word(path)}`."
         )
     made = CorruptFileError(f"{failure.message.rstrip('. ')}. {told}", **failure.facts)
     made.__cause__ = failure.__cause__

@@ -17,6 +17,7 @@ from cairn.errors import CairnError
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.view.words import shell_word
 
 _log = logging.getLogger("cairn.job")
 PATIENCE = 30.0
@@ -86,7 +87,9 @@ def _kept(epoch: int, directory: str, checkpoint: int, cut: bool = False) -> str
     if not checkpoint:
         return f"{told}{again}."
     path = os.path.join(directory, layout.checkpoint_folder(checkpoint))
-    return f"{told}, and checkpoint {checkpoint} of that epoch, {path}{again}, or: cairn run JOB.py -s {path}"
+    return (
+        f"{told}, and checkpoint {checkpoint} of that epoch, {path}{again}, or: cairn run JOB.py -s {shell_word(path)}"
+    )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from cairn.api.progress import SourceRows
 from cairn.api.recovery import Recovered
 from cairn.config import Settings
 from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.filesystem import FileSystem
@@ -28,6 +29,7 @@ _MOST_TEXT = 8000
 def settings_facts(settings: Settings) -> dict[str, Any]:
     """The settings that pages and REST show. Nothing here is secret."""
     checkpoints = settings.checkpoints
+    policy = RestartPolicy(settings.restart, checkpoints)
     return {
         "interval": checkpoints.interval_ms,
         "mode": checkpoints.mode,
@@ -43,7 +45,8 @@ def settings_facts(settings: Settings) -> dict[str, Any]:
         "storage": checkpoints.storage,
         "savepoint_dir": checkpoints.savepoint_dir,
         "backend": settings.backend,
-        "restart": settings.restart.type,
+        "restart": policy.type,
+        "restart_numbers": policy.describe(),
     }
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any
 
 import msgspec
@@ -53,7 +52,7 @@ from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.savepoints import SavepointFolder, mapped
-from cairn.view.notebook import table
+from cairn.view.notebook import escape, table
 
 _PIECES = 4
 _INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"

@@ -98,7 +98,8 @@ def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -
     if out.as_json:
         return ExitCode.OK
     if not infos:
-        out.line(f"job {identity.job_id} has no checkpoints yet; take one with: cairn checkpoint {identity.job_id}")
+        asked = f"cairn checkpoint {words.shell_word(identity.job_id)}"
+        out.line(f"job {identity.job_id} has no checkpoints yet; take one with: {asked}")
         return ExitCode.OK
     _table(identity, infos, out)
     return ExitCode.OK
@@ -233,7 +234,7 @@ def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout:
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer within {timeout:.0f} s",
-            remedy=f"Is it running? Look with: cairn checkpoints {identity.job_id}",
+            remedy=f"Is it running? Look with: cairn checkpoints {words.shell_word(identity.job_id)}",
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))

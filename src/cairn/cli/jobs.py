@@ -107,7 +107,7 @@ def _asked(
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer in time",
-            remedy=f"Is it running? Look with: cairn checkpoints {identity.job_id}",
+            remedy=f"Is it running? Look with: cairn checkpoints {words.shell_word(identity.job_id)}",
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))
@@ -157,9 +157,12 @@ def refuse_ended(files: LocalFileSystem, identity: JobIdentity, consequence: str
     advice = f"Start it again to go on{from_epoch}: cairn run JOB.py."
     saved = newest_savepoint(CheckpointStore(files).history())
     if saved is not None:
-        advice += f" Or from its newest savepoint: cairn run JOB.py -s {saved.path}."
+        older = words.behind(saved.epoch, end.epoch)
+        which = f"Its newest savepoint is at {older}: going back to it is" if older else "Or from its newest savepoint:"
+        advice += f" {which} cairn run JOB.py -s {words.shell_word(saved.path)}"
+    ending, colon, why = _ENDINGS[end.kind].partition(":")
     raise CheckpointFailedError(
-        f"job '{identity.job_id}' {_ENDINGS[end.kind]}{when}{cause}, so {consequence}",
+        f"job '{identity.job_id}' {ending}{when}{colon}{why}{cause}, so {consequence}",
         remedy=advice,
         job=identity.job_id,
         status=end.status,

@@ -31,7 +31,7 @@ def list_jobs(directory: str | None, running: bool, watch: float | None, out: Ou
         jobs = _jobs(directory, running, damaged)
         out.document({
             "version": SHAPE,
-            "jobs": [overview(job) for job in jobs],
+            "jobs": [{**overview(job), "failure": failure(job)} for job in jobs],
             "damaged": [{"directory": path, "error": error.message} for path, error in damaged.items()],
         })  # fmt: skip
         if not out.as_json:
@@ -65,6 +65,32 @@ def _jobs(directory: str | None, running: bool, damaged: dict[str, CairnError]) 
             damaged[reader.directory] = error
     found.sort(key=lambda job: (not job.running, -job.started_ms))
     return [job for job in found if job.running or not running]
+
+
+def failure(job: JobView) -> dict[str, str | int | None] | None:
+    """Why a job has failed, in one line, and the line of user code to look at; None if it has not."""
+    if job.status != "FAILED" or not job.exceptions:
+        return None
+    newest = job.exceptions[0]
+    return {
+        "cause": words.first_line(newest.text),
+        "file": newest.facts.get("file"),
+        "line": newest.facts.get("line"),
+    }
+
+
+def _verdict(job: JobView) -> str:
+    """Is it fine? And, if it has failed, why and where."""
+    verdict, told = health_of(job).verdict, failure(job)
+    if told is None:
+        return verdict
+    where = f" ({told['file']}:{told['line']})" if told["file"] else ""
+    return f"{verdict} {told['cause']}{where}"
+
+
+def _called(job: JobView) -> str:
+    """The id of the job, and its name where that is another one."""
+    return job.job_id if job.name in ("", job.job_id) else f"{job.job_id} ({job.name})"
 
 
 def _age(last: CheckpointInfo | None, now_ms: int) -> str:
@@ -101,14 +127,14 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
     for job in jobs:
         last = job.checkpoints.latest("COMPLETED")
         add(
-            Text(printable(job.job_id)),
+            Text(printable(_called(job))),
             Text(job.status, style=_COLOURS.get(job.status, "")),
             words.when(job.started_ms),
             words.duration(job.duration_ms),
             str(job.epoch) if job.epoch >= 0 else "-",
             _age(last, job.now_ms),
             words.size(job.state_bytes),
-            Text(printable(health_of(job).verdict)),
+            Text(printable(_verdict(job))),
             Text(printable(job.url)),
         )
     for path, error in damaged.items():

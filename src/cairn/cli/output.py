@@ -26,6 +26,7 @@ from cairn.errors import (
     StorageError,
     remedy,
 )
+from cairn.view.words import printable as printable
 
 _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
 """What `typer.style` makes of a colour."""
@@ -64,18 +65,6 @@ _CODES: tuple[tuple[type[CairnError], ExitCode], ...] = (
 
 def exit_code(error: CairnError) -> ExitCode:
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
-
-
-def printable(text: str) -> str:
-    """Text from elsewhere without what a terminal would act upon: control characters, and those that turn writing."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
 
 
 def _shown(text: str, stream: TextIO) -> str:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from cairn.cli.output import ExitCode, Output, printable
 from cairn.cli.progress import progress
+from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.ddl import key_ddl
 from cairn.model.types import DataType, Storage
@@ -38,6 +39,7 @@ from cairn.runtime.snapshots import (
     reading,
     refuse_key,
 )
+from cairn.storage.filesystem import local_root
 from cairn.view.words import size, when
 
 _PIECES = 32
@@ -106,10 +108,27 @@ def _head(snapshot: Snapshot) -> str:
 
 def opened(path: str, out: Output) -> Snapshot:
     """The snapshot of a path; says so if it is another one than a job's directory stands for."""
-    snapshot = open_snapshot(path)
+    snapshot = open_snapshot(_place(path))
     if snapshot.note:
         out.message(snapshot.note)
     return snapshot
+
+
+def _place(path: str) -> str:
+    """A path as it is; the name or the id of a job means its directory, as in other commands."""
+    if not path or os.sep in path or os.path.exists(path):
+        return path
+    from cairn.cli.checkpoints import open_job
+
+    try:
+        return open_job(path, None)[0].root
+    except NotFoundError:
+        raise NotFoundError(
+            f"there is no folder {local_root(path)}, and no job '{path}' in {local_root(DEFAULT_DIRECTORY)}",
+            path=path,
+            remedy="Give the path of a savepoint, of a checkpoint or of a job's directory; `cairn list --dir DIR` "
+            "shows the jobs of a directory.",
+        ) from None
 
 
 # cairn state

@@ -12,7 +12,9 @@ from cairn.cli.output import Output
 PathArgument = Annotated[
     str,
     typer.Argument(
-        metavar="PATH", help="A savepoint, a chk-<n> folder, or a job's directory.", autocompletion=snapshot_paths
+        metavar="PATH",
+        help="A savepoint, a chk-<n> folder, or a job's directory or name.",
+        autocompletion=snapshot_paths,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -68,6 +68,9 @@ class RestartPolicy:
         settings = self._settings
         return {
             "fixed-delay": f"fixed delay, {settings.attempts} attempts, {settings.delay_ms} ms apart",
-            "failure-rate": f"failure rate, {settings.max_failures} in {settings.failure_interval_ms} ms",
-            "exponential-delay": f"exponential delay, {settings.initial_backoff_ms} to {settings.max_backoff_ms} ms",
+            "failure-rate": f"failure rate, {settings.max_failures} in {settings.failure_interval_ms} ms, "
+            f"{settings.failure_delay_ms} ms apart",
+            "exponential-delay": f"exponential delay, {settings.initial_backoff_ms} to {settings.max_backoff_ms} ms, "
+            f"each {settings.multiplier:g} times the one before, reset after {settings.reset_ms} ms without failure, "
+            f"{settings.attempts_before_reset or 'any number of'} attempts",
         }.get(self.type, "none")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError, StateTypeError
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint import Checkpoint, CheckpointType
 from cairn.model.ddl import parse_keys, parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateSpec, gave_up
@@ -254,6 +255,18 @@ def _newest(files: LocalFileSystem) -> Checkpoint:
         checkpoint = store.load(number)
         if not gave_up(restores, checkpoint.manifest.epoch):
             return checkpoint
+    history = store.history() if not numbers else []
+    discarded = sum(info.discarded and info.type is not CheckpointType.SAVEPOINT for info in history)
+    if discarded:
+        raise NotFoundError(
+            f"the job in {files.root} has no completed checkpoint any more: "
+            f"{f'all {discarded} were' if discarded > 1 else 'the only one was'} discarded, the newest when the job "
+            "failed, was canceled or ended",
+            path=files.root,
+            remedy="Start the job again: it goes on from its last epoch, and its next checkpoint can be read. To keep "
+            "checkpoints after the end, set execution.checkpointing.externalized-checkpoint-retention to "
+            "RETAIN_ON_CANCELLATION.",
+        )
     if not numbers:
         raise NotFoundError(f"the job in {files.root} has no completed checkpoint", path=files.root)
     given_up = ", ".join(f"chk-{number}" for number in numbers)
@@ -390,8 +403,8 @@ def refuse_key(operator: SnapshotOperator, state: SnapshotState) -> None:
     if state.spec.of_subtask:
         raise InvalidInputError(
             f"operator '{operator.uid}', state '{state.name}' is a {state.spec.signature}: it belongs to subtasks, not "
-            f"to keys. Read all of it with Savepoint.{reader_of(state)}, or `cairn state show PATH {operator.uid} "
-            f"{state.name}`.",
+            f"to keys. Read all of it with Savepoint.{reader_of(state)}, or `cairn state show PATH "
+            f"{shlex.quote(operator.uid)} {shlex.quote(state.name)}`.",
             state=state.name,
         )
 

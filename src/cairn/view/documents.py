@@ -208,7 +208,7 @@ def job_config(job: JobView) -> Document:
         "name": job.name,
         "execution-config": {
             "execution-mode": "PIPELINED",
-            "restart-strategy": str(job.config.get("restart", "")),
+            "restart-strategy": str(job.config.get("restart_numbers") or job.config.get("restart", "")),
             "job-parallelism": job.parallelism,
             "object-reuse-mode": False,
             "user-config": shown,

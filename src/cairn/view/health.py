@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cairn.storage.savepoints import newest_savepoint
 from cairn.view.records import Health, JobView, OperatorView, is_savepoint
-from cairn.view.words import ago, count, duration, first_line
+from cairn.view.words import ago, behind, count, duration, first_line
 
 _SKEWED = 0.5
 _SLOWER = 3.0
@@ -109,7 +109,10 @@ def _left(job: JobView) -> list[str]:
         return []
     told = [f"Started again, it goes on from epoch {job.epoch}."] if job.epoch >= 0 else []
     saved = newest_savepoint(job.checkpoints.history)
-    return [*told, f"Its newest savepoint is {saved.path}."] if saved is not None else told
+    if saved is None:
+        return told
+    older = behind(saved.epoch, job.epoch)
+    return [*told, f"Its newest savepoint is {saved.path}" + (f" ({older}: going back to it)." if older else ".")]
 
 
 def _good(job: JobView) -> list[str]:

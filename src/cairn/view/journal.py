@@ -25,6 +25,10 @@ EVENTS_KEPT = 500
 CHUNKS_KEPT = 60
 LIVE_EPOCHS = 2000
 _CHUNK_SECONDS = 60.0
+_FIRST_SECONDS = 2.0
+"""How often epochs are written down at the beginning of a run: one that is killed early has left something, too."""
+_CHUNK_SHARE = 0.25
+"""Later on, after so much of the run's time so far, until it is once a minute: there are few chunks in a long run."""
 _CHUNK_EPOCHS = 500
 _WAITING = ("fetch", "emit")
 
@@ -184,7 +188,8 @@ class Journal:
 
 
 class EpochRecorder:
-    """Keeps the newest epochs in memory, and writes them down once a minute. Called by the stream: it only appends."""
+    """Keeps the newest epochs in memory, and writes them down: the first at once, later ones ever more rarely, down to
+    once a minute. Called by the stream: it only appends."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -194,13 +199,17 @@ class EpochRecorder:
         self._totals: dict[str, list[SubtaskLoad]] = {}
         self._ends: dict[str, int] = {}
         self._run = 0
-        self._written = time.monotonic()
+        self._began = self._written = time.monotonic()
+        self._nothing_yet = True
+        """Of the run, nothing was written down."""
 
     def begin(self, run: int) -> None:
         """Another run of the job: its sums begin at nothing."""
         self.flush()
         with self._lock:
             self._run = run
+            self._began = time.monotonic()
+            self._nothing_yet = True
             self._totals = {}
             self._ends = {}
 
@@ -233,8 +242,10 @@ class EpochRecorder:
 
     def due(self) -> None:
         """Write down what is new if it is time. Called by a thread that may wait for the disk."""
-        aged = time.monotonic() - self._written > _CHUNK_SECONDS
-        if self._fresh and (aged or len(self._fresh) >= _CHUNK_EPOCHS):
+        now = time.monotonic()
+        patience = min(_CHUNK_SECONDS, max(_FIRST_SECONDS, _CHUNK_SHARE * (now - self._began)))
+        aged = now - self._written > patience
+        if self._fresh and (self._nothing_yet or aged or len(self._fresh) >= _CHUNK_EPOCHS):
             self.flush()
 
     def flush(self) -> None:
@@ -242,6 +253,7 @@ class EpochRecorder:
             fresh, self._fresh = self._fresh, []
             chunk = Chunk(self._run, fresh, dict(self._totals), dict(self._ends))
             self._written = time.monotonic()
+            self._nothing_yet = self._nothing_yet and not fresh
         if fresh:
             self._journal.add_chunk(chunk)
 

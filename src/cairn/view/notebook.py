@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escaped
 from typing import Any
 
 from cairn.model.checkpoint import CheckpointInfo
@@ -16,8 +16,13 @@ ROWS = 12
 _COLOURS = {"ok": "#1a7f37", "warn": "#8a5a00", "bad": "#c02626", "ended": "#55626c"}
 
 
+def escape(text: str, quote: bool = True) -> str:
+    """Foreign text for a page: neither markup nor control characters are acted upon."""
+    return escaped(words.printable(text), quote)
+
+
 def table(names: Sequence[str], rows: Iterable[Sequence[Any]], total: int = 0) -> str:
-    """Everything in it is escaped."""
+    """Everything in it is escaped, control characters as a terminal shows them."""
     found = list(rows)
     head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in names)
     body = "".join(

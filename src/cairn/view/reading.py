@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from cairn.coordinator.statistics import handles_of
 from cairn.errors import CairnError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo
@@ -108,7 +110,7 @@ class JobReader:
         watermark = manifest.watermark if manifest is not None else NO_WATERMARK
         known = NO_WATERMARK < watermark < _MAX_WATERMARK
         parallelism = record.parallelism if record is not None else 0
-        operators = _operators(manifest, identity, epochs, totals)
+        operators = _operators(manifest, identity, epochs, totals, self.live is not None)
         restores = _restores(events)
         lives = lives_of(events)
         sources = list(manifest.source_names) if manifest is not None else []
@@ -228,10 +230,13 @@ def _operators(
     identity: JobIdentity,
     epochs: Sequence[EpochStats],
     totals: dict[str, list[SubtaskLoad]],
+    live: bool,
 ) -> list[OperatorView]:
+    """Of a job that was killed before it wrote anything down, it is not known what its operators did."""
     if manifest is None:
         return []
-    return [_operator(operator, identity.max_parallelism, epochs, totals) for operator in manifest.operators]
+    found = [_operator(operator, identity.max_parallelism, epochs, totals) for operator in manifest.operators]
+    return found if live or totals else [msgspec.structs.replace(one, recorded=False) for one in found]
 
 
 def _operator(
@@ -292,7 +297,7 @@ def end_of(
         return EndView(vertex.id, vertex.kind, counted[vertex.id], None if rate is None else round(rate, 3))
     reads = vertex.inputs[0].id if vertex.whole and len(vertex.inputs) == 1 else ""
     operator = next((operator for operator in operators if operator.uid == reads), None)
-    if operator is None:
+    if operator is None or not operator.recorded:
         return EndView(vertex.id, vertex.kind)
     return EndView(vertex.id, vertex.kind, operator.rows_out, operator.out_rate)
 

@@ -61,6 +61,8 @@ class OperatorView(msgspec.Struct, frozen=True):
     state_bytes: int
     subtasks: list[SubtaskView]
     skew: float
+    recorded: bool = True
+    """Whether anything was written down of what it did: without that, rows and shares are not known."""
 
     @property
     def rows_in(self) -> int:

@@ -6,6 +6,7 @@ length, and hidden where a rule says so. Pickled values are never opened.
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import json
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,7 @@ from cairn.runtime.snapshots import (
     retained,
 )
 from cairn.view.reading import unevenness
+from cairn.view.words import shell_word
 
 MOST_ROWS = 200_000
 KEYS_PER_GROUP = 10
@@ -173,9 +175,17 @@ def shown(value: Any) -> str:
 
 def parse_key(operator: SnapshotOperator, text: str) -> Any:
     """A key from text: the value of the only key column, or a JSON list (or values with commas) for several."""
+    given = _texts(operator, text)
+    if len(given) == 1:
+        return _typed(operator.keys[0][1], given[0])
+    return tuple(_typed(dtype, value) for (_, dtype), value in zip(operator.keys, given, strict=True))
+
+
+def _texts(operator: SnapshotOperator, text: str) -> list[str]:
+    """The texts of the key columns."""
     columns = operator.keys
     if len(columns) == 1:
-        return _typed(columns[0][1], text)
+        return [text]
     try:
         given = json.loads(text) if text.startswith("[") else text.split(",")
     except ValueError:
@@ -183,7 +193,20 @@ def parse_key(operator: SnapshotOperator, text: str) -> Any:
     if len(given) != len(columns):
         names = ", ".join(name for name, _ in columns)
         raise InvalidInputError(f"operator '{operator.uid}': a key is {names}; give {len(columns)} values with commas")
-    return tuple(_typed(dtype, str(value)) for (_, dtype), value in zip(columns, given, strict=True))
+    return [str(value) for value in given]
+
+
+def get_command(snapshot: Snapshot, operator: SnapshotOperator, state: str, text: str) -> str:
+    """The command that shows the same key in a terminal. Every word of it is quoted: keys are foreign text."""
+    columns = zip(operator.keys, _texts(operator, text), strict=True)
+    key = [_for_terminal(dtype, value) for (_, dtype), value in columns]
+    given = ["--"] if any(value.startswith("-") for value in key) else []
+    return " ".join(map(shell_word, ("cairn", "state", "get", *given, snapshot.path, operator.uid, state, *key)))
+
+
+def _for_terminal(dtype: DataType, text: str) -> str:
+    """A key column as commands take it: bytes are base64 there, and hexadecimal here."""
+    return base64.b64encode(bytes.fromhex(text)).decode() if dtype.ddl == "binary" else text
 
 
 def _typed(dtype: DataType, text: str) -> Any:

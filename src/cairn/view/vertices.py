@@ -52,6 +52,8 @@ def metrics(job: JobView, told: Vertex) -> Document:
     rate = end.rate if end is not None else None
     source = told.kind == "source"
     if operator is not None:
+        if not operator.recorded:
+            return _metrics(None, None, [], job)
         return _metrics(operator.rows_in, operator.rows_out, operator.subtasks, job) | {
             "busy-ratio": operator.busy,
             "backpressured-ratio": operator.backpressured,
@@ -178,6 +180,8 @@ def plan(job: JobView) -> Document:
 def metrics_by_subtask(job: JobView, told: Vertex) -> dict[int, dict[str, int | float]]:
     """Flink's metrics of each subtask. A source or a sink has one, a function without state none: nobody counts."""
     operator, end = job.operator(told.id), job.ends.get(told.id)
+    if operator is not None and not operator.recorded:
+        return {}
     if operator is not None:
         return {s.index: _operator_metrics(job, s) for s in operator.subtasks}
     if end is None or end.rows is None:

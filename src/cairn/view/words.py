@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 
@@ -57,6 +58,12 @@ def ago(millis: float, now_ms: float) -> str:
     return f"{duration(max(0.0, now_ms - millis))} ago" if millis > 0 else "-"
 
 
+def behind(saved: int, epoch: int) -> str:
+    """How much older a savepoint is than the job's last epoch; empty if it is not older."""
+    older = epoch - saved
+    return f"epoch {saved}, {older:,} epoch{'' if older == 1 else 's'} older" if older > 0 else ""
+
+
 def share(part: float) -> str:
     """A share to three digits, for axes: 2.5%, 40%."""
     return f"{100 * part:.3g}%"
@@ -70,3 +77,28 @@ def first_line(text: str, most: int = 300) -> str:
     """The first line of a text that may be a whole traceback, not longer than a table can bear."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere without what a terminal would act upon: control characters, and those that turn writing."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
+
+
+def shell_word(text: str) -> str:
+    """Text as one word of a shell command, which can be shown and copied: nothing in it is acted upon or unseen."""
+    if text.isprintable():
+        return shlex.quote(text)
+    told = (c if c.isprintable() and c not in "\\'" else f"\\{c}" if c in "\\'" else _coded(c) for c in text)
+    return f"$'{''.join(told)}'"
+
+
+def _coded(character: str) -> str:
+    """A character by its number as bash reads it in $'': from 128 on, \\x would be a byte and not a character."""
+    return _escaped(character) if ord(character) < 128 else f"\\U{ord(character):08x}"

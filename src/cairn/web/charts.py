@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from cairn.view.journal import EpochStats
 from cairn.view.records import JobView, is_savepoint
 from cairn.view.words import count, duration, share, size
 
@@ -177,7 +178,7 @@ def job_charts(job: JobView) -> list[Markup]:
         ),
         chart(
             "Throughput",
-            [Series("rows per second", [(e.end_ms, 1000 * e.rows_in / max(1.0, e.duration_ms)) for e in epochs])],
+            [Series("rows per second", [(e.end_ms, 1000 * e.rows_in / span) for e, span in spans(epochs)])],
             count,
             axis,
         ),
@@ -186,6 +187,14 @@ def job_charts(job: JobView) -> list[Markup]:
     if lag:
         charts.append(chart("Watermark lag", [Series("lag", lag, "line", 4)], duration, axis))
     return charts
+
+
+def spans(epochs: Sequence[EpochStats]) -> list[tuple[EpochStats, float]]:
+    """Epochs with the time since the end of the one before, pauses included, as rates everywhere count it. The first
+    has none before it; it is left out unless it is the only one, which has only its own duration."""
+    if len(epochs) == 1:
+        return [(epochs[0], max(1.0, epochs[0].duration_ms))]
+    return [(epoch, max(1.0, float(epoch.end_ms - before.end_ms))) for before, epoch in itertools.pairwise(epochs)]
 
 
 def load_chart(title: str, job: JobView, uids: Sequence[str], axis: tuple[float, float] | None = None) -> Markup:
@@ -205,10 +214,10 @@ def operator_charts(job: JobView, uid: str) -> list[Markup]:
     """The charts of an operator's page: how loaded it is, and what goes through it."""
     rows_in: list[Point] = []
     rows_out: list[Point] = []
-    for epoch in job.epochs:
+    for epoch, span in spans(job.epochs):
         loads = epoch.operators.get(uid, ())
         if loads:
-            per_second = 1000 / max(1.0, epoch.duration_ms)
+            per_second = 1000 / span
             rows_in.append((epoch.end_ms, per_second * sum(load.rows_in for load in loads)))
             rows_out.append((epoch.end_ms, per_second * sum(load.rows_out for load in loads)))
     axis = (rows_in[0][0], rows_in[-1][0]) if rows_in else None

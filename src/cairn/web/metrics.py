@@ -85,6 +85,8 @@ OPERATOR_GAUGES: tuple[tuple[str, str, _OperatorValue], ...] = (
      lambda op: op.skew),
     ("cairn_operator_parallelism", "Subtasks of the operator.", lambda op: op.parallelism),
 )  # fmt: skip
+_ALWAYS_KNOWN = ("cairn_state_bytes", "cairn_operator_parallelism")
+"""Of operators: these are in what is committed, the others only in what the job wrote down of its epochs."""
 OPERATOR_COUNTERS: tuple[tuple[str, str, _OperatorValue], ...] = (
     (
         "cairn_operator_records_in",
@@ -137,13 +139,15 @@ def families(jobs: Iterable[JobView]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(name, text, labels=["job", "operator"])
         for job in found:
             for operator in job.operators:
-                gauge.add_metric([job.job_id, operator.uid], value_of(operator))
+                if operator.recorded or name in _ALWAYS_KNOWN:
+                    gauge.add_metric([job.job_id, operator.uid], value_of(operator))
         yield gauge
     for name, text, value_of in OPERATOR_COUNTERS:
         counter = CounterMetricFamily(name, text, labels=["job", "operator"])
         for job in found:
             for operator in job.operators:
-                counter.add_metric([job.job_id, operator.uid], value_of(operator))
+                if operator.recorded:
+                    counter.add_metric([job.job_id, operator.uid], value_of(operator))
             for end in job.ends.values():
                 if end.rows is not None and name == _COUNTED_BY[end.kind]:
                     counter.add_metric([job.job_id, end.id], end.rows)

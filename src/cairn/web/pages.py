@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,14 +54,14 @@ def environment() -> Environment:
         "percent": words.percent,
     }  # fmt: skip
     made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
-    made.filters |= {"quoted": shlex.quote, "remedy": remedy, "first_line": words.first_line}
+    made.filters |= {"quoted": words.shell_word, "remedy": remedy, "first_line": words.first_line}
     made.tests["savepoint"] = is_savepoint
     return made
 
 
 def commands(job: JobView) -> dict[str, str]:
     """The command that does what a button does."""
-    where = shlex.quote(job.directory)
+    where = words.shell_word(job.directory)
     return {name: f"cairn {name} {where}" for name in ("savepoint", "stop", "cancel", "checkpoint")}
 
 
@@ -71,7 +70,8 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     templates = environment()
 
     def render(template: str, status: int = 200, **facts: Any) -> HTMLResponse:
-        return HTMLResponse(templates.get_template(template).render(read_only=options.read_only, **facts), status)
+        text = templates.get_template(template).render(read_only=options.read_only, **facts)
+        return HTMLResponse(words.printable(text), status)  # control characters of foreign text are shown, not sent
 
     def job_page(template: str, jobid: str, tab: str, make: Callable[[JobView], dict[str, Any]]) -> HTMLResponse:
         """A page of a job; an error is a page as well."""
@@ -234,6 +234,7 @@ def state_facts(job: JobView, checkpoint: str, uid: str, state: str, key: str, m
         facts["sample"] = states.sample(snapshot, operator.uid, chosen, 10, masks)
         if key:
             facts["found"] = states.lookup(snapshot, operator.uid, chosen, key, masks)
+            facts["command"] = states.get_command(snapshot, operator, chosen, key)
             facts["history"] = states.history_of_key(job.directory, operator.uid, chosen, key, masks)
     except CairnError as error:
         # What is there beside it can still be looked at, so the page stays; a name that is wrong is not found.

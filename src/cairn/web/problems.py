@@ -54,6 +54,9 @@ _TITLES = {
     503: "Storage trouble",
 }  # fmt: skip
 
+_REMEDIES = {"body.cancel-job": "To end the job with a savepoint, POST to /api/v1/jobs/{jobid}/stop."}
+"""What to do instead, by the field that was refused."""
+
 
 def problem(
     status: int, code: str, detail: str, remedy: str = "", headers: dict[str, str] | None = None
@@ -79,13 +82,15 @@ def install(app: FastAPI) -> None:
     def validation(request: Request, error: RequestValidationError) -> JSONResponse:
         first: dict[str, Any] = dict(error.errors()[0]) if error.errors() else {}
         where = ".".join(str(part) for part in first.get("loc", ()))
-        return problem(422, "invalid-input", f"{where}: {first.get('msg', 'does not fit')}"[:500])
+        detail = f"{where}: {first.get('msg', 'does not fit')}"[:500]
+        return problem(422, "invalid-input", detail, _REMEDIES.get(where, ""))
 
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> JSONResponse:
         code = {404: "not-found", 405: "invalid-input"}.get(error.status_code, "error")
         headers = dict(error.headers) if error.headers else None
-        return problem(error.status_code, code, str(error.detail), headers=headers)
+        advice = "/api/v1/openapi.json lists every path and its methods." if error.status_code in (404, 405) else ""
+        return problem(error.status_code, code, str(error.detail), advice, headers=headers)
 
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:

@@ -283,7 +283,7 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     def savepoint(jobid: JobId, body: shapes.SavepointBody | None = None) -> shapes.TriggerAnswer:
         """Write a savepoint while the job runs. Without a body: into the job's own directory for savepoints."""
         body = body or shapes.SavepointBody()
-        target = allowed_target(catalogue.view(jobid), body.target_directory, options.savepoint_roots)
+        target = _target(jobid, body.triggerId, body.target_directory)
         return _start(jobid, body.triggerId, "savepoint", {"dir": target})
 
     @api.get("/jobs/{jobid}/savepoints/{triggerid}", tags=["changes"])
@@ -295,7 +295,7 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     def stop(jobid: JobId, body: shapes.StopBody | None = None) -> shapes.TriggerAnswer:
         """Stop the job with a savepoint; ask at savepoints/{triggerid} how far it is. Without a body: as for one."""
         body = body or shapes.StopBody()
-        target = allowed_target(catalogue.view(jobid), body.targetDirectory, options.savepoint_roots)
+        target = _target(jobid, body.triggerId, body.targetDirectory)
         return _start(jobid, body.triggerId, "stop", {"dir": target, "drain": body.drain})
 
     @api.patch("/jobs/{jobid}", tags=["changes"], status_code=accepted)
@@ -315,6 +315,12 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     def disposal_status(triggerid: TriggerId) -> shapes.TriggerStatus:
         """How far the deletion of a savepoint is."""
         return disposals.find(triggerid)  # type: ignore[return-value]
+
+    def _target(jobid: str, trigger_id: str | None, given: str | None) -> str | None:
+        """Where a savepoint goes. A job that has ended is told of first: no directory would help."""
+        job = catalogue.view(jobid)
+        triggers.refuse_ended(job, trigger_id)
+        return allowed_target(job, given, options.savepoint_roots)
 
     def _start(jobid: str, trigger_id: str | None, action: str, asked: Document) -> shapes.TriggerAnswer:
         chosen = trigger_id or uuid.uuid4().hex

@@ -47,11 +47,7 @@ class Triggers:
                 if (known.action, known.asked) != (action, asked):
                     raise CheckpointFailedError(f"trigger id {trigger_id} was used for another request; take a new one")
                 return
-            if not job.running:
-                raise CheckpointFailedError(
-                    f"job '{job.job_id}' is {job.status} and cannot be asked for anything",
-                    remedy="Start it again; what is committed is intact.",
-                )
+            _refuse_ended(job)
             if sum(1 for trigger in self._known.values() if not trigger.done.is_set()) >= AT_ONCE:
                 raise CheckpointFailedError(f"{AT_ONCE} requests are under way already; wait for one of them")
             trigger = self._known[key] = Trigger(action, asked)
@@ -59,6 +55,11 @@ class Triggers:
                 del self._known[old]
         files = LocalFileSystem(job.directory)
         threading.Thread(target=_ask, args=(files, trigger, trigger_id), name="cairn-trigger", daemon=True).start()
+
+    def refuse_ended(self, job: JobView, trigger_id: str | None) -> None:
+        """Raise if a job that has ended is asked for something new."""
+        if (job.job_id, trigger_id) not in self._known:
+            _refuse_ended(job)
 
     def find(self, job: JobView, trigger_id: str, actions: Sequence[str]) -> dict[str, Any]:
         """Flink's document: `status.id`, and when it is COMPLETED the `operation`."""
@@ -81,6 +82,14 @@ class Triggers:
         if trigger.action == "checkpoint":
             return document("COMPLETED", {"checkpointId": info.get("id", 0)})
         return document("COMPLETED", {"location": info.get("path", "")})
+
+
+def _refuse_ended(job: JobView) -> None:
+    if not job.running:
+        raise CheckpointFailedError(
+            f"job '{job.job_id}' is {job.status} and cannot be asked for anything",
+            remedy="Start it again; what is committed is intact.",
+        )
 
 
 def _ask(files: LocalFileSystem, trigger: Trigger, trigger_id: str) -> None:
