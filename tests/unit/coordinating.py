@@ -9,7 +9,7 @@ from typing import Any
 
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.parties import JobFacts, SavepointRunner
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
 from cairn.storage.checkpoints import CheckpointStore
@@ -67,10 +67,14 @@ class World:
         self.failed: list[CheckpointInfo] = []
         self.coordinator = self.start()
 
-    def start(self, current: Manifest | None = None) -> CheckpointCoordinator:
+    savepoints: SavepointRunner | None = None
+    """Who writes savepoints, if they are part of the test."""
+
+    def start(self, current: Manifest | None = None, run: int = 1) -> CheckpointCoordinator:
         self.coordinator = CheckpointCoordinator(
-            self.settings, self.store, JobFacts("job", "Job", 1), self.runner, current, self.failed.append, self.clock
-        )
+            self.settings, self.store, JobFacts("job", "Job", run), self.runner, current, self.failed.append,
+            self.clock, savepoints=self.savepoints,
+        )  # fmt: skip
         return self.coordinator
 
     def step(self, later: int = 0) -> None:

@@ -10,19 +10,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.coordinating import Clock, Runner, manifest
+from tests.unit import coordinating
+from tests.unit.coordinating import manifest
 
-from cairn.config import CheckpointSettings
-from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.control import Control, ask
-from cairn.coordinator.parties import JobFacts, WrittenSavepoint
+from cairn.coordinator.parties import WrittenSavepoint
 from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import CheckpointFailedError, StorageError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.model.manifest import Manifest, TaskMetrics
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.model.manifest import Manifest
 from cairn.storage.cleanup import plan_expiry
-from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
 from cairn.view import documents
 
@@ -62,31 +59,10 @@ class Writer:
         self.canceled.append(number)
 
 
-class World:
+class World(coordinating.World):
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.clock = Clock()
-        self.runner = Runner()
-        self.writer = Writer()
-        self.files = LocalFileSystem(str(folder))
-        self.store = CheckpointStore(self.files)
-        self.settings = CheckpointSettings(**{"incremental": True, **settings})
-        self.failed: list[CheckpointInfo] = []
-        self.start()
-
-    def start(self, current: Manifest | None = None, run: int = 1) -> CheckpointCoordinator:
-        self.coordinator = CheckpointCoordinator(
-            self.settings, self.store, JobFacts("job", "Job", run), self.runner, current, self.failed.append,
-            self.clock, savepoints=self.writer,
-        )  # fmt: skip
-        return self.coordinator
-
-    def step(self, later: int = 0) -> None:
-        self.clock.now += later
-        self.coordinator.step()
-
-    def commit(self, epoch: int) -> None:
-        self.coordinator.epoch_began(epoch, f"offsets of {epoch}")
-        self.coordinator.epoch_committed(manifest(epoch), [("op", 0, TaskMetrics(rows_in=3)), ("op", 1, TaskMetrics())])
+        self.savepoints = self.writer = Writer()
+        super().__init__(folder, **settings)
 
     def ask(self, request: str = "r1", directory: str = "/sp") -> Any:
         return self.coordinator.savepoint(SavepointOrder(directory, request))

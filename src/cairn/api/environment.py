@@ -333,18 +333,18 @@ class StreamExecutionEnvironment:
         background = Background(spark, idle=lambda: handle._gate.idle)
         compactor = Compactor(compaction_job(background, files.root, run), settings.compaction_chain)
         plans = [OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in self._operators]
-        coordinator = make_coordinator(
-            spark, handle, files, steady, background, recovered, settings, plans,
-            [sink for _, sink in self._sinks], self._acks(), self._compact_interval(),
-        )  # fmt: skip
         sinks = [sink for _, sink in self._sinks]
-        batches = ArrowBatches(spark, frame, [spec.uid for spec in self._operators], sinks)
+        coordinator = make_coordinator(
+            spark, handle, files, steady, background, recovered, settings, plans, sinks, self._acks(),
+            self._compact_interval(),
+        )  # fmt: skip
+        batches = ArrowBatches(spark, frame, [plan.uid for plan in plans], sinks)
         loop = EpochLoop(
             files=steady,
             identity=recovered.identity,
             run=recovered.run,
             operators=plans,
-            sinks=[sink for _, sink in self._sinks],
+            sinks=sinks,
             cluster=SparkCluster(spark, self._acks(), readers),
             offsets=LocalOffsets(spark_folder),
             settings=settings,

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from py4j.protocol import Py4JNetworkError
 
 from cairn.api.restore import damage
-from cairn.errors import CairnError, CorruptFileError, EpochFailedError, IncompatibleStateError
+from cairn.errors import (
+    CairnError,
+    CorruptFileError,
+    EpochFailedError,
+    FencedError,
+    IncompatibleStateError,
+    from_traceback,
+)
 from cairn.model.checkpoint import Checkpoint
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
@@ -75,6 +83,33 @@ def lost_jvm(name: str, query: Any, error: BaseException | None) -> EpochFailedE
     except Exception:  # noqa: BLE001
         return found
     return None
+
+
+def why_failed(
+    name: str, query: Any, own: BaseException | None, overtaken: Callable[[], FencedError | None]
+) -> CairnError | None:
+    """Why a query has failed, in our words; None if it has not.
+
+    `own` is what an epoch raised in this process: Spark passes only its text on. Where it says nothing of ours, the
+    cause is looked for from the surest to the most general.
+    """
+    gone: CairnError | None = None
+    try:
+        spark_error = query.exception()
+    except Exception as error:  # noqa: BLE001 - the JVM does not answer any more
+        spark_error = error
+        gone = jvm_gone(name, error)
+    if own is None and spark_error is None:
+        return None
+    if isinstance(own, CairnError):
+        return own
+    text = f"{own}\n{spark_error}"
+    gone = gone or lost_jvm(name, query, own)
+    found = from_traceback(text) or overtaken() or gone or other_sources(text) or other_writer(text)
+    if found is None:
+        found = EpochFailedError(f"job '{name}' failed: {first_lines(str(own or spark_error))}")
+    found.__cause__ = own if own is not None else spark_error
+    return found
 
 
 def from_outside(failure: CairnError | None) -> bool:

@@ -14,17 +14,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
-from cairn.api.failures import (
-    Collisions,
-    first_lines,
-    from_outside,
-    jvm_gone,
-    lost_jvm,
-    needs_new_process,
-    note_damage,
-    other_sources,
-    other_writer,
-)
+from cairn.api.failures import Collisions, from_outside, jvm_gone, needs_new_process, note_damage, why_failed
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts, wind_down
 from cairn.api.publishing import Publisher
@@ -45,7 +35,6 @@ from cairn.errors import (
     CorruptFileError,
     EpochFailedError,
     FencedError,
-    from_traceback,
 )
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
@@ -294,24 +283,7 @@ class JobHandle:
             return None
         if self._fatal is not None:
             return self._fatal
-        gone: CairnError | None = None
-        try:
-            spark_error = self._query.exception()
-        except Exception as error:  # noqa: BLE001 - the JVM does not answer any more
-            spark_error = error
-            gone = jvm_gone(self.name, error)
-        if self._error is None and spark_error is None:
-            return None
-        own = self._error
-        if isinstance(own, CairnError):
-            return own
-        gone = gone or lost_jvm(self.name, self._query, own)
-        text = f"{own}\n{spark_error}"
-        carried = from_traceback(text) or self._overtaken() or gone or other_sources(text) or other_writer(text)
-        if carried is None:
-            carried = EpochFailedError(f"job '{self.name}' failed: {first_lines(str(own or spark_error))}")
-        carried.__cause__ = own if own is not None else spark_error
-        return carried
+        return why_failed(self.name, self._query, self._error, self._overtaken)
 
     # The supervisor: one thread that sees every run end.
 

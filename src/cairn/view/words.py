@@ -81,7 +81,7 @@ def first_line(text: str, most: int = 300) -> str:
 
 def printable(text: str) -> str:
     """Text from elsewhere without what a terminal would act upon: control characters, and those that turn writing."""
-    if text.isprintable():
+    if text.replace("\n", "").replace("\t", "").isprintable():  # as whole pages are
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
 
