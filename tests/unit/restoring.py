@@ -62,14 +62,16 @@ def savepoint_of(job_dir: Path, target: Path, files: Any = None, token: str = ""
     return folder.complete(metadata)
 
 
-def checkpoint_of(job_dir: Path, number: int = 1) -> str:
+def checkpoint_of(job_dir: Path, number: int = 1, retained: list[int] | None = None) -> str:
     """An incremental checkpoint of the newest epoch."""
     files = LocalFileSystem(str(job_dir))
     store = ManifestStore(files)
     manifest = store.load(store.epochs()[-1])
     inlined = {e: store.load(e).inlined for e in manifest.inline_epochs() - {manifest.epoch}}
     info = CheckpointInfo(number, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
-    CheckpointStore(files).complete(Checkpoint(number, "harness", "harness", 1, manifest, info, inlined=inlined))
+    CheckpointStore(files).complete(
+        Checkpoint(number, "harness", "harness", manifest.run, manifest, info, inlined=inlined, retained=retained)
+    )
     return str(job_dir / f"chk-{number}")
 
 

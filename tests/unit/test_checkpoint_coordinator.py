@@ -17,7 +17,7 @@ from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleSt
 from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint
-from cairn.storage.cleanup import plan_expiry
+from cairn.storage.cleanup import plan_garbage
 from cairn.storage.manifests import ManifestStore, Runs
 from cairn.testing.faults import Fault, FaultPlan
 
@@ -117,7 +117,7 @@ def test_a_failed_snapshot_leaves_no_folder(tmp_path: Path) -> None:
     world.commit(0)
     request = world.coordinator.request()
     world.step()
-    world.files.create("chk-1/op-g0-x.state", b"half of it")
+    world.files.create("chk-1/op-g0-1-ab.state", b"half of it")
     world.runner.started[1](RuntimeError("no room"))
     world.step()
     with pytest.raises(CheckpointFailedError, match="no room"):
@@ -137,7 +137,7 @@ def test_a_checkpoint_expires_and_its_late_snapshot_goes(tmp_path: Path) -> None
         request.wait(0)
     assert world.runner.canceled == [1]
     assert [info.reason for info in world.failed] == [FailureReason.EXPIRED], "none is tolerated"
-    world.files.create("chk-1/op-g0-x.state", b"late")
+    world.files.create("chk-1/op-g0-1-ab.state", b"late")
     world.runner.started[1]({"op": []})
     world.step()
     assert world.store.numbers() == []
@@ -246,11 +246,14 @@ def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     world.files.create("chk-7/op-g0-x.state", b"left by a crash")
     world.start(manifest(0))
     assert world.store.numbers() == [1]
-    assert world.store.remove_unfinished() == [7]
     request = world.coordinator.request()
     world.step()
     assert request.wait(0).id == 8
     assert world.store.numbers() == [8]
+    assert world.store.let_go() == [7], "an overtaken run may still complete it"
+    world.commit(1)
+    world.step()
+    assert world.store.let_go() == []
 
 
 def test_inlined_bytes_of_earlier_epochs_travel_with_the_checkpoint(world: World) -> None:
@@ -298,7 +301,7 @@ def test_every_bit_of_metadata_counts(world: World) -> None:
 def test_by_chance_what_is_listed_is_whole_and_numbers_only_grow(tmp_path: Path, seed: int) -> None:
     """Random settings, events and storage failures; the same seed plays the same run."""
     rng = random.Random(seed)
-    faults = [Fault("error", call=rng.randrange(40, 440)) for _ in range(rng.randrange(6))]
+    faults = [Fault("error", call=rng.randrange(120, 520)) for _ in range(rng.randrange(6))]
     world = World(
         tmp_path, FaultPlan(faults), incremental=rng.random() < 0.5, unaligned=False, num_retained=rng.randrange(1, 4),
         max_concurrent=rng.randrange(1, 4), interval_ms=rng.choice([0, 50]), min_pause_ms=rng.choice([0, 70]),
@@ -380,8 +383,10 @@ def test_files_that_only_a_gone_checkpoint_needed_are_released(world: World) -> 
     world.step()
     pins = world.coordinator.pins()
     assert pins.released == manifest(1).files()
-    plan = plan_expiry({5: _compacted()}, 1, pins)
-    assert set(plan.files) == manifest(1).files()
+    garbage = plan_garbage({5: _compacted()}, 1, pins)
+    assert set(garbage.files) == manifest(1).files()
+    world.coordinator.epoch_committed(msgspec.structs.replace(_compacted(), garbage=garbage), [])
+    assert world.coordinator.pins().released == frozenset()
 
 
 def _compacted() -> Manifest:

@@ -34,7 +34,7 @@ from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore, held
-from cairn.storage.cleanup import expire
+from cairn.storage.cleanup import collect, plan_garbage
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import ManifestStore, Runs, create_identity
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
@@ -140,7 +140,8 @@ def test_a_checkpoint_that_is_being_read_stays_until_the_reader_is_done(tmp_path
     with reader.hold(1):
         take(world, 1)
         world.step(60_000)
-        assert reader.numbers() == [1, 2], "not retained any more, but read"
+        assert reader.numbers() == [2]
+        assert reader.let_go() == [1], "not retained any more, but read"
         assert reader.load(1).files() <= world.coordinator.pins().files, "nor does anything go that it needs"
     assert [path.name for path in (tmp_path / "chk-1").iterdir()] == ["_metadata"]
     world.step(600_000)
@@ -166,7 +167,7 @@ def test_a_reader_that_died_does_not_keep_a_checkpoint_for_ever(
 def test_holding_what_is_gone_or_cannot_be_marked(tmp_path: Path) -> None:
     world = World(tmp_path)
     take(world, 0)
-    with pytest.raises(NotFoundError, match="deleted just now"), world.store.hold(9):
+    with pytest.raises(NotFoundError, match="discarded just now"), world.store.hold(9):
         pass
     assert not (tmp_path / "chk-9").exists()
     world.files.plan = FaultPlan([Fault("error", operation="create", times=ALWAYS)])
@@ -202,9 +203,9 @@ def test_discarding_a_failed_checkpoint_harms_no_other(tmp_path: Path) -> None:
     world.commit(2)
     world.coordinator.request(full=True)
     world.step()
-    world.files.create("chk-2/op-g0-x.state", b"snapshot")
+    world.files.create("chk-2/op-g0-1-ab.state", b"snapshot")
     world.files.plan = FaultPlan([Fault("error", operation="create", pattern="chk-2/_metadata")])
-    world.runner.started[2]({"op": [StateHandle(2, 0, 127, 8, "c", "chk-2/op-g0-x.state", snapshot=True)]})
+    world.runner.started[2]({"op": [StateHandle(2, 0, 127, 8, "c", "chk-2/op-g0-1-ab.state", snapshot=True)]})
     world.step()
     world.coordinator.request()  # shares everything with the first, and fails
     world.files.plan = FaultPlan([Fault("error", operation="create", pattern="chk-3/_metadata")])
@@ -212,7 +213,7 @@ def test_discarding_a_failed_checkpoint_harms_no_other(tmp_path: Path) -> None:
     assert [status for _, status, _ in world.history()] == ["COMPLETED", "FAILED", "FAILED"]
     assert world.store.numbers() == [1]
     assert not (tmp_path / "chk-2").exists()
-    expire(manifests, known, 1, world.coordinator.pins())
+    collect(manifests, plan_garbage(known, 1, world.coordinator.pins()))
     checkpoint = world.store.load(1)
     assert all(world.files.exists(path) for path in checkpoint.files())
 
@@ -234,13 +235,13 @@ def test_a_checkpoint_that_cannot_be_deleted_is_told_once_and_tried_again_later(
     told = [record for record in caplog.records if "cannot delete checkpoint 1" in record.message]
     assert [record.levelname for record in told].count("WARNING") == 1
     assert 5 <= plan.used[0] <= 8, "after 1, 2, 4, 8, ... seconds, not in every step"
-    assert world.store.numbers() == [1, 2]
+    assert (world.store.numbers(), world.store.let_go()) == ([2], [1])
     assert manifest(0).files() <= world.coordinator.pins().files, "it is still whole"
     take(world, 2)
-    assert world.store.numbers() == [1, 3], "others are not held up"
+    assert (world.store.numbers(), world.store.let_go()) == ([3], [1]), "others are not held up"
     world.files.plan = FaultPlan()
     world.step(600_000)
-    assert world.store.numbers() == [3]
+    assert (world.store.numbers(), world.store.let_go()) == ([3], [])
 
 
 def test_the_folder_of_a_failed_checkpoint_is_tried_again_too(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_the_folder_of_a_failed_checkpoint_is_tried_again_too(tmp_path: Path) ->
     world.commit(0)
     world.coordinator.request()
     world.step()
-    world.files.create("chk-1/op-g0-x.state", b"half")
+    world.files.create("chk-1/op-g0-1-ab.state", b"half")
     world.files.plan = FaultPlan([Fault("error", operation="delete", times=2)])
     world.runner.started[1](RuntimeError("no room"))
     world.step()
@@ -303,7 +304,7 @@ def test_a_checkpoint_that_cannot_be_deleted_at_the_end_does_not_keep_the_others
     job._query = SimpleNamespace(isActive=False, exception=lambda: None)
     with world.store.hold(2):
         job._supervise()
-        assert world.store.numbers() == [2]
+        assert (world.store.numbers(), world.store.let_go()) == ([], [2])
     assert "checkpoint 2 of job job is left" in caplog.text
     assert job.exception() is None
 

@@ -34,7 +34,7 @@ from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import open_snapshot
 from cairn.storage import container, statefile
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
-from cairn.storage.cleanup import expire, sweep
+from cairn.storage.cleanup import collect, plan_garbage, sweep
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import ManifestStore, encode_manifest
 from cairn.storage.savepoints import encode_savepoint, read_savepoint
@@ -174,7 +174,9 @@ def long_job(folder: Path) -> ManifestStore:
 def cleaned_up(store: ManifestStore) -> int:
     """What a new run deletes after its first commit."""
     kept = Retained(CheckpointStore(store.files), 1, 5, SystemClock())
-    return expire(store, {epoch: store.load(epoch) for epoch in store.epochs()}, 2, kept.pins([]))
+    garbage = plan_garbage({epoch: store.load(epoch) for epoch in store.epochs()}, 2, kept.pins([]))
+    collect(store, garbage)
+    return len(garbage.files)
 
 
 def test_storage_that_fails_at_the_start_costs_no_checkpoint_its_files(tmp_path: Path) -> None:

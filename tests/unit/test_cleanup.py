@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.model.manifest import Manifest, OperatorState, StateHandle
+from cairn.model.manifest import Garbage, Manifest, OperatorState, StateHandle
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.cleanup import expire, old_spark_folders, orphans, plan_expiry, sweep
+from cairn.storage.cleanup import collect, old_spark_folders, orphans, plan_garbage, sweep
 from cairn.storage.filesystem import FileInfo, LocalFileSystem
 from cairn.storage.manifests import ManifestStore
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, truncate
@@ -36,19 +36,30 @@ def test_files_live_as_long_as_a_retained_manifest_names_them() -> None:
         2: manifest(2, handle(1, "snap")),
         3: manifest(3, handle(1, "snap"), handle(3, "f3")),
     }
-    assert plan_expiry(known, 2).epochs == (0, 1)
-    assert plan_expiry(known, 2).files == ("f0", "f1")
-    assert plan_expiry(known, 3).epochs == (0,)
-    assert plan_expiry(known, 3).files == ()
-    assert plan_expiry(known, 10).epochs == ()
-    assert plan_expiry({}, 2).files == ()
+    assert plan_garbage(known, 2) == Garbage(["f0", "f1"], [0, 1])
+    assert plan_garbage(known, 3) == Garbage([], [0])
+    assert plan_garbage(known, 10) == Garbage()
+    assert plan_garbage({}, 2) == Garbage()
+
+
+def test_what_could_not_be_deleted_is_named_again_unless_it_is_needed() -> None:
+    known = {2: manifest(2, handle(1, "f1")), 3: manifest(3, handle(1, "f1"), handle(2), handle(3, "f3"))}
+    left = Garbage(["f0", "f1"], [1, 2])
+    assert plan_garbage(known, 1, left=left) == Garbage(["f0"], [1])
+
+
+def test_a_manifest_of_an_overtaken_run_is_garbage_whatever_its_number() -> None:
+    known = {
+        4: manifest(4, handle(4, "f4"), run=2),
+        5: manifest(5, handle(4, "f4"), handle(5, "f5"), run=2),
+        9: manifest(9, handle(3, "old"), handle(4, "f4"), run=1),
+    }
+    assert plan_garbage(known, 10) == Garbage(["old"], [9])
 
 
 def test_a_manifest_stays_for_its_inlined_bytes() -> None:
     known = {0: manifest(0, handle(0)), 1: manifest(1, handle(0), handle(1, "f1")), 2: manifest(2, handle(0))}
-    plan = plan_expiry(known, 1)
-    assert plan.epochs == (1,)
-    assert plan.files == ("f1",)
+    assert plan_garbage(known, 1) == Garbage(["f1"], [1])
 
 
 def build(
@@ -87,12 +98,14 @@ def test_what_is_retained_is_whole(chain_length: int, epochs: int, retained: int
 
     with tempfile.TemporaryDirectory() as folder:
         store, known = build(Path(folder), chain_length, epochs)
-        expire(store, known, retained)
+        garbage = plan_garbage(known, retained)
+        assert collect(store, garbage) == Garbage()
         is_whole(store, retained)
         left = {info.path for info in store.files.walk("shared")}
         needed = set().union(*(store.load(epoch).files() for epoch in store.epochs()[-retained:]))
         assert left == needed
-        assert expire(store, known, retained) == 0
+        reread = {epoch: store.load(epoch) for epoch in store.epochs()}
+        assert plan_garbage(reread, retained).epochs == []
 
 
 def test_a_crash_at_every_delete_leaves_what_is_retained_whole(tmp_path: Path) -> None:
@@ -103,11 +116,11 @@ def test_a_crash_at_every_delete_leaves_what_is_retained_whole(tmp_path: Path) -
         store, known = build(tmp_path / str(number), 3, 12)
         faulty = FaultyFileSystem(store.files, FaultPlan([Fault("crash", call=number, after=bool(number % 2))]))
         try:
-            expire(ManifestStore(faulty), known, 2)
+            collect(ManifestStore(faulty), plan_garbage(known, 2))
         except Crash:
             is_whole(store, 2)
             reread = {epoch: store.load(epoch) for epoch in store.epochs()}
-            expire(store, reread, 2)
+            collect(store, plan_garbage(reread, 2))
             is_whole(store, 2)
             continue
         break
@@ -117,7 +130,9 @@ def test_a_crash_at_every_delete_leaves_what_is_retained_whole(tmp_path: Path) -
 def test_a_failed_delete_is_left_for_later(tmp_path: Path) -> None:
     store, known = build(tmp_path, 3, 12)
     faulty = FaultyFileSystem(store.files, FaultPlan([Fault("error", operation="delete", times=10_000)]))
-    assert expire(ManifestStore(faulty), known, 2) == 0
+    garbage = plan_garbage(known, 2)
+    assert garbage.files
+    assert collect(ManifestStore(faulty), garbage) == garbage
     is_whole(store, 2)
 
 

@@ -129,11 +129,21 @@ def test_a_lagging_listing_never_starts_from_an_older_epoch(world: World) -> Non
         world.log("offsets", epoch)
         loop.run_epoch(EPOCHS[epoch], epoch)
         world.log("commits", epoch)
-    with pytest.raises(CorruptFileError, match="committed batch 1"):
-        world.start(files)
+    late = world.start(files)
+    assert late.current is not None
+    assert late.current.epoch == 1
     files.plan = FaultPlan()
     world.run()
     world.check()
+
+
+def test_an_epoch_after_one_that_the_run_does_not_know_is_refused(world: World) -> None:
+    world.run(until=1)
+    loop = world.start(LocalFileSystem(str(world.root)))
+    world.log("offsets", 2)
+    with pytest.raises(CorruptFileError, match=r"asks for batch 2, .* is that of epoch 0"):
+        loop.run_epoch(EPOCHS[2], 2)
+    assert ManifestStore(LocalFileSystem(str(world.root))).epochs() == [0]
 
 
 # Acknowledgements.

@@ -126,9 +126,66 @@ def test_an_epoch_whose_output_is_published_is_not_written_again(tmp_path: Path)
     sink = attached(tmp_path, "a")
     sink.commit(sink.prepare(Frame([1]), 5, "5-1-aaaaaaaa"), 5)
     restarted = attached(tmp_path, "a")
-    with pytest.raises(CorruptFileError, match="manifest is gone"):
+    with pytest.raises(CorruptFileError, match=r"holds output of epoch 5 .* ends with epoch 4"):
         restarted.prepare(Frame([1]), 5, "5-2-bbbbbbbb")
     assert rows(tmp_path) == [1]
+
+
+def test_output_that_the_history_does_not_know_is_refused_also_if_the_next_epoch_has_none(tmp_path: Path) -> None:
+    """A job directory that was brought back from a backup, while the sink is five epochs ahead."""
+    sink = attached(tmp_path, "a")
+    for epoch in (3, 5, 6, 8):  # 4 and 7 had no rows
+        sink.commit(sink.prepare(Frame([epoch]), epoch, f"{epoch}-1-aaaaaaaa"), epoch)
+    restarted = attached(tmp_path, "a")
+    with pytest.raises(CorruptFileError, match=r"output of epochs 5 to 8 .*part-0000000005.* ends with epoch 3"):
+        restarted.prepare(Frame([4]), 4, "4-2-bbbbbbbb")
+    assert rows(tmp_path) == [3, 5, 6, 8]
+    other_sink = attached(tmp_path, "b")
+    other_sink.prepare(Frame([4]), 4, "4-1-cccccccc")  # the output of others is none of its business
+
+
+def test_output_of_earlier_epochs_hinders_no_run(tmp_path: Path) -> None:
+    sink = attached(tmp_path, "a")
+    sink.commit(sink.prepare(Frame([1]), 5, "5-1-aaaaaaaa"), 5)
+    restarted = attached(tmp_path, "a")
+    restarted.commit(restarted.prepare(Frame([2]), 6, "6-2-bbbbbbbb"), 6)
+    assert rows(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("change", ["emptied", "cut", "flipped"])
+def test_a_prepared_file_that_was_changed_is_not_published(tmp_path: Path, change: str) -> None:
+    sink = attached(tmp_path, "a")
+    data = sink.prepare(Frame([1, 2, 3]), 5, "5-1-aaaaaaaa")
+    prepared = tmp_path / data[0]["from"]
+    content = prepared.read_bytes()
+    flipped = bytes([content[0] ^ 1]) + content[1:]
+    prepared.write_bytes({"emptied": b"", "cut": content[:-1], "flipped": flipped}[change])
+    with pytest.raises(CorruptFileError, match=r"epoch 5 is committed, but .* is not published"):
+        sink.commit(data, 5)
+    assert rows(tmp_path) == []
+    prepared.write_bytes(content)
+    sink.commit(data, 5)
+    assert rows(tmp_path) == [1, 2, 3]
+
+
+def test_a_published_file_that_was_changed_before_the_epoch_was_done_is_an_error(tmp_path: Path) -> None:
+    sink = attached(tmp_path, "a")
+    data = sink.prepare(Frame([1]), 5, "5-1-aaaaaaaa")
+    sink.commit(data, 5)
+    published = tmp_path / data[0]["to"]
+    published.write_bytes(published.read_bytes()[:-1])
+    with pytest.raises(CorruptFileError, match="bytes instead of"):
+        sink.commit(data, 5)
+
+
+def test_what_overtaken_attempts_have_staged_is_not_published_once_a_new_run_works(tmp_path: Path) -> None:
+    old = attached(tmp_path, "a")
+    data = old.prepare(Frame([1]), 5, "5-1-aaaaaaaa")
+    restored = attached(tmp_path, "a")  # went back behind epoch 5 and stands for it as epoch 6
+    restored.prepare(Frame([2]), 7, "7-2-bbbbbbbb")
+    with pytest.raises(CorruptFileError, match="is gone"):
+        old.commit(data, 5)
+    assert rows(tmp_path) == []
 
 
 class Staged:

@@ -282,7 +282,7 @@ def test_going_back_to_what_was_given_up_takes_it_up_again(tmp_path: Path) -> No
     assert [checkpoint.id for checkpoint in store.current()] == [1, 2]
     assert open_snapshot(str(tmp_path / "a")).checkpoint == 2
     kept = Retained(store, Runs(store.files).newest(), 2, SystemClock())
-    checkpoint_of(tmp_path / "a", 4)
+    checkpoint_of(tmp_path / "a", 4, kept.with_added(4))
     kept.add(store.load(4))
     kept.delete_doomed()
     assert 2 in store.numbers(), "it goes on from that one"

@@ -290,7 +290,7 @@ def test_checkpoints_that_were_given_up_are_not_current_and_go_first(tmp_path: P
     assert [snapshot.checkpoint for snapshot in retained(job_dir)] == [1]
     kept = Retained(store, Runs(store.files).newest(), 2, SystemClock())
     assert kept.newest_epoch == store.load(1).manifest.epoch
-    checkpoint_of(tmp_path / "a", 4)
+    checkpoint_of(tmp_path / "a", 4, kept.with_added(4))
     kept.add(store.load(4))
     kept.delete_doomed()
     assert store.numbers() == [1, 4], "what the job went back to outlives what it gave up"

@@ -19,7 +19,7 @@ from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import CheckpointFailedError, StorageError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest
-from cairn.storage.cleanup import plan_expiry
+from cairn.storage.cleanup import plan_garbage
 from cairn.storage.manifests import Runs
 from cairn.view import documents
 
@@ -117,8 +117,8 @@ def test_what_a_savepoint_reads_is_kept_until_it_ends(world: World) -> None:
     request = world.ask()
     world.step()
     known = {0: manifest(0), **{e: msgspec.structs.replace(manifest(e), operators=[]) for e in range(1, 5)}}
-    assert set(plan_expiry(known, 1).files) == manifest(0).files(), "without the savepoint they would go"
-    assert plan_expiry(known, 1, world.coordinator.pins()).files == ()
+    assert set(plan_garbage(known, 1).files) == manifest(0).files(), "without the savepoint they would go"
+    assert plan_garbage(known, 1, world.coordinator.pins()).files == []
     world.writer.started[1](None)
     world.step()
     request.wait(0)

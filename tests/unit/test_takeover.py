@@ -18,6 +18,7 @@ from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import CairnError, EpochFailedError, FencedError
+from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
 from cairn.storage.savepoints import SavepointFolder
@@ -269,3 +270,87 @@ def test_what_a_savepoint_has_written_goes_also_when_the_jvm_is_gone(tmp_path: P
     writer.cancel(1)
     assert list((tmp_path / "sp").iterdir()) == []
     assert writer._writing[1].given_up
+
+
+# The end of a run, with more than one thread.
+
+
+def test_closing_while_a_step_deletes_checkpoints_deletes_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, num_retained=1)
+    for epoch in (0, 1):
+        world.commit(epoch)
+        world.coordinator.request()
+        if epoch == 0:
+            world.step()
+    deleting, go_on = threading.Event(), threading.Event()
+    discard, calls = CheckpointStore.discard, []
+
+    def slow(store: CheckpointStore, number: int) -> None:
+        calls.append(number)
+        deleting.set()
+        assert go_on.wait(60)
+        discard(store, number)
+
+    monkeypatch.setattr(CheckpointStore, "discard", slow)
+    errors: list[BaseException] = []
+
+    def guarded(call: Any) -> threading.Thread:
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    step = guarded(world.coordinator.step)
+    assert deleting.wait(60)
+    close = guarded(world.coordinator.close)
+    close.join(0.2)  # without the lock it would delete the same one now
+    go_on.set()
+    for thread in (step, close):
+        thread.join(60)
+    assert errors == []
+    assert calls == [1]
+    assert world.store.numbers() == [2]
+
+
+def test_a_checkpoint_that_is_being_completed_when_the_job_ends_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.commit(0)
+    request = world.coordinator.request()
+    complete = CheckpointStore.complete
+
+    def closing(store: CheckpointStore, checkpoint: Any) -> None:
+        closer = threading.Thread(target=world.coordinator.close)
+        closer.start()
+        closer.join(0.2)
+        complete(store, checkpoint)
+
+    monkeypatch.setattr(CheckpointStore, "complete", closing)
+    world.step()
+    assert request.wait(60).id == 1
+    assert world.store.numbers() == [1]
+
+
+@pytest.mark.parametrize("step", ["_end_checkpoints", "_apply_retention", "_tell_end"])
+def test_an_error_while_a_finished_job_is_closed_does_not_make_it_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    job = handle(tmp_path)
+    job._query = ended()
+
+    def stumble() -> None:
+        raise ValueError("list.remove(x): x not in list")
+
+    monkeypatch.setattr(job, step, stumble)
+    job._supervise()
+    assert job.exception() is None
+    assert job.status() is JobStatus.FINISHED
+    assert "an error occurred while it was closed" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -28,8 +27,6 @@ from cairn.model.functions import CheckpointListener
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 
-_log = logging.getLogger("cairn.api")
-
 
 def make_coordinator(
     spark: SparkSession,
@@ -46,8 +43,6 @@ def make_coordinator(
 ) -> CheckpointCoordinator:
     """The coordinator of one run. `steady` is the same directory as `files`, asked again when it fails in passing."""
     store = CheckpointStore(steady, settings.web.history)
-    for number in store.remove_unfinished():
-        _log.info("removed what an interrupted checkpoint %d had left", number)
     run = recovered.run.run
     facts = JobFacts(handle.job_id, handle.name, run)
     snapshots = SparkSnapshots(spark, background, files.root, run)

@@ -298,18 +298,25 @@ class JobHandle:
                 if failure is None or not self._start_again(failure):
                     self._fatal = self._fatal or failure  # decided once: what comes later does not change how it ended
                     break
-            self._end_checkpoints()
-            self._apply_retention()
+            self._closing(self._end_checkpoints)
+            self._closing(self._apply_retention)
         except Exception as error:  # noqa: BLE001 - whoever waits for the job must hear that it is over
             _log.exception("the supervisor of job %s stumbled", self.name)
             self._fatal = self._fatal or EpochFailedError(f"job '{self.name}' failed: {error}")
         finally:
             try:
-                self._tell_end()
+                self._closing(self._tell_end)
             finally:
                 self._over.set()
                 forget_running(self.directory)
                 tell("ended", self)
+
+    def _closing(self, step: Callable[[], None]) -> None:
+        """A step after the end of the job: an error in it does not change how the job ended."""
+        try:
+            step()
+        except Exception:  # noqa: BLE001 - the job is over, and whoever waits for it must hear how it ended
+            _log.exception("job %s has ended; an error occurred while it was closed", self.name)
 
     def _tell_end(self) -> None:
         """Write down how the job ended."""
@@ -382,7 +389,7 @@ class JobHandle:
         if self._suspended or keeps_checkpoints(self._retention, self._canceled, failure) or from_outside(failure):
             return
         if self._overtaken() is None:
-            discard_all(LocalFileSystem(self.directory), self.name)
+            discard_all(LocalFileSystem(self.directory), self.name, self.run)
 
     def _fail(self, error: CairnError, query: Any = None) -> None:
         """End the run with this error, whatever it is doing. Returns at once. `query`: of a run in the making."""

@@ -127,6 +127,7 @@ def recover(
     _check_groups(identity, max_parallelism)
     marked = files.exists(layout.DAMAGED)
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
+    named = snapshot is not None
     if snapshot is None:
         snapshot = _fallback(files, identity, uids, settings, thorough or marked)
         if snapshot is not None and snapshot.checkpoint is not None:
@@ -147,6 +148,10 @@ def recover(
     carried = carry(snapshot, files, Runs(files).newest() + 1, plan, moved) if snapshot is not None else None
     run = Runs(files).take(parallelism, now_ms)
     drop_stale_claims(files, identity)
+    if snapshot is not None and not named:  # the run before may have committed since: judge what is there now
+        judged, snapshot = snapshot, _fallback(files, identity, uids, settings, thorough or marked)
+        if snapshot is not None and snapshot.path != judged.path:
+            carried = carry(snapshot, files, run.run, None, {})
     manifest: Manifest | None
     if snapshot is not None:
         epoch = next_epoch(snapshot, files)  # the run before may have committed another one meanwhile
@@ -310,29 +315,43 @@ def _check_damage(snapshot: Snapshot) -> None:
 def _fallback(
     files: LocalFileSystem, identity: JobIdentity, uids: Sequence[str], settings: Settings, thorough: bool
 ) -> Snapshot | None:
-    """None if the newest committed epoch can be used; else the newest intact checkpoint, or the error."""
-    try:
-        manifest = _newest(files)
-        if manifest is not None:
-            wrong = damage(files, manifest, thorough)
-            if wrong:
-                raise CorruptFileError(
-                    f"the state of epoch {manifest.epoch} in {files.root} is damaged: {wrong}. Bring the file back "
-                    "from a copy, then start the job again; nothing else was changed.",
-                    path=files.root,
-                )
-        _check(files, identity, manifest, uids, settings)
-        return None
-    except CorruptFileError as error:
-        checkpoint = newest_intact(files)
-        if checkpoint is None:
-            raise
-        _log.error(
-            "%s -- Falling back to checkpoint %d (epoch %d), the newest one that is intact: state and source positions "
-            "go back to it, and what the sources hold since then is processed again.",
-            error.message, checkpoint.id, checkpoint.manifest.epoch,
-        )  # fmt: skip
-        return of_checkpoint(files, checkpoint)
+    """None if the newest committed epoch can be used; else the newest intact checkpoint, or the error.
+
+    A run that works may commit meanwhile, and delete files of the epoch that is looked at: then the new one counts.
+    """
+    while True:
+        judged = ManifestStore(files).epochs()[-1:]
+        try:
+            _check_newest(files, identity, uids, settings, thorough)
+            return None
+        except CorruptFileError as error:
+            if ManifestStore(files).epochs()[-1:] != judged:
+                continue
+            checkpoint = newest_intact(files)
+            if checkpoint is None:
+                raise
+            _log.error(
+                "%s -- Falling back to checkpoint %d (epoch %d), the newest one that is intact: state and source "
+                "positions go back to it, and what the sources hold since then is processed again.",
+                error.message, checkpoint.id, checkpoint.manifest.epoch,
+            )  # fmt: skip
+            return of_checkpoint(files, checkpoint)
+
+
+def _check_newest(
+    files: LocalFileSystem, identity: JobIdentity, uids: Sequence[str], settings: Settings, thorough: bool
+) -> None:
+    """Raise `CorruptFileError` unless the job can go on from its newest committed epoch."""
+    manifest = _newest(files)
+    if manifest is not None:
+        wrong = damage(files, manifest, thorough)
+        if wrong:
+            raise CorruptFileError(
+                f"the state of epoch {manifest.epoch} in {files.root} is damaged: {wrong}. Bring the file back "
+                "from a copy, then start the job again; nothing else was changed.",
+                path=files.root,
+            )
+    _check(files, identity, manifest, uids, settings)
 
 
 def _check(
@@ -367,7 +386,9 @@ def _newest(files: LocalFileSystem, run: int | None = None) -> Manifest | None:
     store = ManifestStore(files)
     for epoch in reversed(store.epochs()):
         try:
-            return store.load(epoch)
+            manifest = store.load(epoch)
+            newest = store.newest()
+            return newest if newest is not None and newest.run > manifest.run else manifest
         except IncompleteManifestError as error:
             if any(spark_batches(files.root, "commits", name)[-1:] >= [epoch] for name in spark_folders(files)):
                 raise

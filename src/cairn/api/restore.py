@@ -105,7 +105,7 @@ def _restores(snapshot: Snapshot, files: LocalFileSystem, own: bool) -> list[tup
 
 def last_origin(files: LocalFileSystem) -> str:
     """The snapshot that the job was last told to start from, as the newest readable manifest tells."""
-    manifest = ManifestStore(files).newest_readable()
+    manifest = ManifestStore(files).newest()
     return manifest.origin if manifest is not None else ""
 
 
@@ -130,12 +130,8 @@ def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:
     """Going back in place reads again what was read since; refuse it if some of that is known to be gone."""
     if not snapshot.offsets:
         return
-    newest = next(iter(reversed(ManifestStore(files).epochs())), None)
-    if newest is None:
-        return
-    try:
-        manifest = ManifestStore(files).load(newest)
-    except CorruptFileError:
+    manifest = ManifestStore(files).newest()
+    if manifest is None:
         return
     stored, offsets = snapshot.source_names, snapshot.offsets
     if stored and manifest.source_names:  # the sources may have other numbers now
@@ -194,6 +190,7 @@ def restore(
         source_names=list(snapshot.source_names) if plan is None else [m.name for m in plan.sources.matches],
         abandoned=[*_restores(snapshot, files, own), (snapshot.epoch if own else -1, epoch)] if in_place else [],
         origin=snapshot.origin if plan is not None else checkpoint.manifest.origin if checkpoint is not None else "",
+        checkpoints=CheckpointStore(files).numbers(),
     )
     in_flight = snapshot.in_flight
     if in_flight and plan is not None:
@@ -209,6 +206,7 @@ def restore(
     except FileExistsError:
         Runs(files).check(run.run)
         raise InternalError(f"epoch {epoch} of the job in {files.root} came to be while it was restored") from None
+    Runs(files).check(run.run)  # a newer run may have read the history before this epoch was there
     finish(files, manifest)
     _log.warning(
         "Restoring job %s from %s %d located at %s, epoch %d, as epoch %d.",

@@ -7,6 +7,7 @@ import logging
 from cairn.errors import CairnError, CorruptFileError, FencedError, IncompatibleStateError, StorageError
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import Runs
 
 _log = logging.getLogger("cairn.job")
 
@@ -22,9 +23,23 @@ def keeps_checkpoints(retention: str, canceled: bool, failure: CairnError | None
     return failure is not None and retention != "NO_EXTERNALIZED_CHECKPOINTS"
 
 
-def discard_all(files: LocalFileSystem, name: str) -> None:
+def discard_all(files: LocalFileSystem, name: str, run: int) -> None:
+    """Discard the checkpoints of a job that has ended.
+
+    The decision is written down first. If no newer run has the job after that, every later one will read it, so the
+    deletion may take its time; else the newer run may count on the checkpoints, and they stay.
+    """
     store = CheckpointStore(files)
-    for number in store.numbers():
+    numbers = store.numbers()
+    if not numbers:
+        return
+    try:
+        store.record_discards(run, numbers)
+        Runs(files).check(run)
+    except FencedError as error:
+        _log.warning("the checkpoints of job %s stay: %s", name, error.message)
+        return
+    for number in numbers:
         try:
             store.discard(number)
         except CairnError as error:  # the job ended as it ended; its other checkpoints go all the same

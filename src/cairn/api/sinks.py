@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import xxhash
 
 from cairn.connectors.base import BaseSink as BaseSink
 from cairn.connectors.staging import durable_parts
@@ -27,6 +30,7 @@ from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
 _FORMATS = ("parquet", "json", "csv")
 _STAGING = "_cairn"
+_PORTION = 1 << 20
 
 
 class FileSink(BaseSink):
@@ -55,45 +59,71 @@ class FileSink(BaseSink):
 
     def _identify(self, job_dir: str) -> None:
         """A token of this job's sink: files of two sinks, or of two jobs, never meet, even in one directory."""
+        self._job_dir = job_dir
         self._token = hashlib.blake2b(f"{job_dir}\0{self.uid}".encode(), digest_size=6).hexdigest()
         self._resumed = True
 
     def _stage(self, attempt: str) -> str:
         return f"{_STAGING}/{self._token}/{attempt}"
 
-    def _refuse_published(self, epoch: int) -> None:
-        """An epoch that is run (again) must have no output yet: else its manifest was lost after the commit."""
-        if self.may_repeat:
-            return
+    def _resume(self, epoch: int) -> None:
+        """Before the first epoch that a run prepares: see that the directory and the history of the job agree.
+
+        Output of this epoch or a later one means that the history has lost epochs whose rows were published. What is
+        staged of earlier epochs belongs to attempts that nobody will publish any more.
+        """
         if not self._resumed:
             return
         self._resumed = False
-        mine = [i.path for i in self._files.list("") if i.path.startswith(f"part-{epoch:010d}-{self._token}-")]
-        if mine:
-            raise CorruptFileError(
-                f"sink '{self.uid}': {self.path}/{mine[0]} shows that epoch {epoch} was committed, but its manifest is "
-                "gone. Bring the manifest back from a copy; running the epoch again would write its rows twice.",
-                path=mine[0],
-            )
+        if not self.may_repeat:
+            self._refuse_published(epoch)
+        self._forget_until(epoch - 1)
+
+    def _refuse_published(self, epoch: int) -> None:
+        pattern = re.compile(rf"part-(\d{{10}})-{self._token}-.+")
+        numbered = [
+            (int(match[1]), info.path) for info in self._files.list("") if (match := pattern.fullmatch(info.path))
+        ]
+        unknown = sorted((number, path) for number, path in numbered if number >= epoch)
+        if not unknown:
+            return
+        first, last = unknown[0][0], unknown[-1][0]
+        epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+        history = f"ends with epoch {epoch - 1}" if epoch > 0 else "is empty"
+        raise CorruptFileError(
+            f"sink '{self.uid}': {self.path} holds output of {epochs} of this job ({unknown[0][1]}), but the history "
+            f"of the job in {self._job_dir} {history}: its directory was brought back from an older copy, or lost "
+            "manifests. Going on would write the rows of these epochs twice. Bring the newest copy of the job's "
+            "directory back; or, to go on from here, move the named files of these epochs away first.",
+            path=unknown[0][1],
+            epochs=sorted({number for number, _ in unknown}),
+            epoch=epoch,
+        )
 
     def prepare(self, frame: Any, epoch: int, attempt: str) -> list[dict[str, Any]]:
-        self._refuse_published(epoch)
+        self._resume(epoch)
         stage = self._stage(attempt)
         target = os.path.join(self.path, *stage.split("/"))
         frame.write.format(self.format).options(**self.options).mode("error").save(as_url(target))
+        return self._staged(stage, epoch, attempt)
+
+    def _staged(self, stage: str, epoch: int, attempt: str) -> list[dict[str, Any]]:
+        """The files that Spark wrote to a hidden folder, as `commit` needs them."""
         moves: list[dict[str, Any]] = []
         parts = durable_parts(self._files, stage, self.format)
         self.rows = parts.rows
         for info in parts:
             extension = info.path.rsplit("/", 1)[-1].split(".", 1)[1]
             final = f"part-{epoch:010d}-{self._token}-{attempt.rsplit('-', 1)[-1]}-{len(moves):05d}.{extension}"
-            moves.append({"from": info.path, "to": final, "size": info.size})
+            size, checksum = self._fingerprint(info.path)
+            moves.append({"from": info.path, "to": final, "size": size, "checksum": checksum})
         return moves
 
     def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
         for move in data:
             source, target = move["from"], move["to"]
             if self._files.exists(target):
+                self._verify(move, target, epoch)
                 self._files.delete(source)
                 continue
             if not self._files.exists(source):
@@ -102,12 +132,36 @@ class FileSink(BaseSink):
                     f"gone and {target} is not there; its rows can be had again only by replaying the epoch elsewhere",
                     path=source,
                 )
+            self._verify(move, source, epoch)
             try:
                 self._files.move(source, target)
             except (FileExistsError, StorageError):
                 if not self._files.exists(target):  # else: an overtaken run published the same file just now
                     raise
         self._forget_until(epoch)
+
+    def _verify(self, move: dict[str, Any], path: str, epoch: int) -> None:
+        """Refuse a file that is not, byte by byte, the one that was prepared."""
+        size, checksum = self._fingerprint(path)
+        if size == move["size"] and checksum == move.get("checksum", checksum):  # older releases kept no checksum
+            return
+        found = f"{size} bytes instead of {move['size']}" if size != move["size"] else "other bytes than were prepared"
+        raise CorruptFileError(
+            f"sink '{self.uid}': epoch {epoch} is committed, but {self.path}/{path} holds {found}. It was cut or "
+            "changed after it was written, and is not published. Bring the file back from a copy, then start the job "
+            "again; its rows are nowhere else.",
+            path=path,
+        )
+
+    def _fingerprint(self, path: str) -> tuple[int, str]:
+        """Size and checksum of a file."""
+        digest = xxhash.xxh3_64()
+        size = 0
+        with open(os.path.join(self.path, *path.split("/")), "rb") as file:
+            while portion := file.read(_PORTION):
+                digest.update(portion)
+                size += len(portion)
+        return size, digest.hexdigest()
 
     def _forget_until(self, epoch: int) -> None:
         """Remove the staging folders of published epochs, and of attempts at them that were abandoned."""

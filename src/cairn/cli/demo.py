@@ -301,11 +301,9 @@ def stored_state(place: Path) -> dict[str, dict[str, int]]:
     from cairn.storage.manifests import ManifestStore
 
     files = LocalFileSystem(str(place / "jobs" / JOB))
-    store = ManifestStore(files)
-    manifest = store.load(store.epochs()[-1])
-    operator = manifest.operator(OPERATOR)
+    manifest = ManifestStore(files).newest()
     found: dict[str, dict[str, int]] = {"total": {}, "count": {}}
-    if operator is None:
+    if manifest is None or (operator := manifest.operator(OPERATOR)) is None:
         return found
     opener = StateFiles(files, manifest)
     everything = KeyGroupRange(0, manifest.max_parallelism - 1)

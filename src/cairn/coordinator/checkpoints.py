@@ -38,11 +38,16 @@ from cairn.storage.manifests import ManifestStore, Runs
 _log = logging.getLogger("cairn.checkpoint")
 _QUEUE = 1000
 _POLL_MS = 500
+_CLOSE_SECONDS = 10.0
 _RUNNING = CheckpointStatus.IN_PROGRESS
 
 
 class CheckpointCoordinator:
-    """Decides about the checkpoints of one run. Methods may be called from any thread, `step` from one only."""
+    """Decides about the checkpoints of one run.
+
+    Methods may be called from any thread. What is decided is guarded by `_lock`, which is never held during a call to
+    the storage. Such calls are made in `step` and `close` only, one thread at a time (`_work`).
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class CheckpointCoordinator:
         self._desk = SavepointDesk(savepoints, store, self._clock) if savepoints is not None else None
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._work = threading.RLock()
         self._queue: list[CheckpointRequest] = []
         self._pending: dict[int, Pending] = {}
         self._retained = Retained(store, facts.run, settings.num_retained, self._clock)
@@ -108,6 +114,8 @@ class CheckpointCoordinator:
             return max((pending.number for pending in carried), default=0)
 
     def epoch_committed(self, manifest: Manifest, tasks: Tasks) -> None:
+        if manifest.run == self._facts.run:
+            self._retained.committed(manifest.garbage.files)
         with self._changed:
             self._running = None
             self._current = manifest
@@ -198,10 +206,18 @@ class CheckpointCoordinator:
             making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
             return self._retained.pins(making)
 
+    def retained(self) -> list[int]:
+        """The completed checkpoints that are kept."""
+        return self._retained.numbers()
+
     # Done by the thread.
 
     def step(self) -> float:
         """Do what is due; returns the milliseconds after which to come back, sooner if something happens."""
+        with self._work:
+            return self._step()
+
+    def _step(self) -> float:
         with self._lock:
             now = self._clock.monotonic_ms()
             self._add_periodic(now)
@@ -252,9 +268,18 @@ class CheckpointCoordinator:
                 self._refuse(request, FailureReason.SHUTDOWN, "the job has ended")
             self._queue.clear()
             for pending in list(self._pending.values()):
-                self._abort(pending, FailureReason.SHUTDOWN, "the job has ended")
+                if not pending.finalizing:  # else a step is completing it just now
+                    self._abort(pending, FailureReason.SHUTDOWN, "the job has ended")
             self._changed.notify_all()
-        self._settle()
+        self._settle_alone()
+
+    def _settle_alone(self) -> None:
+        """`_settle` outside of a step. A step that hangs in the storage settles when it returns."""
+        if self._work.acquire(timeout=_CLOSE_SECONDS):
+            try:
+                self._settle()
+            finally:
+                self._work.release()
 
     # The parts of a step.
 
@@ -354,19 +379,20 @@ class CheckpointCoordinator:
             self._desk.start(pending, manifest, done)
 
     def _snapshot_done(self, pending: Pending, result: Snapshots | Exception) -> None:
-        if pending.number not in self._pending:  # given up meanwhile
-            if pending.is_savepoint:
-                self._cancel(pending)
-            else:
-                self._retained.discard(pending.number)
-            return
         with self._changed:
+            given_up, over = pending.number not in self._pending, self._closed
             pending.async_ms = self._clock.monotonic_ms() - pending.async_since
             if isinstance(result, Exception):
                 pending.error = result
             else:
                 pending.snapshots = result
+            if given_up and not pending.is_savepoint:
+                self._retained.give_up(pending.number)
             self._changed.notify_all()
+        if given_up and pending.is_savepoint:
+            self._cancel(pending)
+        elif given_up and over:  # no step follows
+            self._settle_alone()
 
     def _finalize(self, pending: Pending) -> None:
         if not self._is_owner():
@@ -374,19 +400,20 @@ class CheckpointCoordinator:
         if pending.is_savepoint:
             self._finalize_savepoint(pending)
             return
+        with self._lock:
+            if pending.number not in self._pending:  # the job ended meanwhile
+                return
+            pending.finalizing = True
         failure: Exception | None = None
         before = self._retained.newest_epoch
         try:
             now = self._clock.now_ms()
             checkpoint = assembled(pending, self._settings, self._facts, self._manifests, now, before, self._insight)
+            checkpoint = msgspec.structs.replace(checkpoint, retained=self._retained.with_added(pending.number))
             self._store.complete(checkpoint)
         except (CairnError, OSError) as error:
             failure = error
         with self._lock:
-            if pending.number not in self._pending:  # the job ended meanwhile
-                if failure is None:
-                    self._retained.doom(checkpoint)
-                return
             if failure is not None:
                 # A number that is taken belongs to another run's checkpoint, which is none of our business.
                 why = f"its _metadata could not be written: {failure}"
@@ -458,7 +485,7 @@ class CheckpointCoordinator:
                 if end.pending.writing:
                     self._cancel(end.pending)
                 if end.discard:
-                    self._retained.discard(end.info.id)
+                    self._retained.give_up(end.info.id)
                 if not self._fenced:
                     self._store.remember(end.info)
                 if not end.pending.is_savepoint:

@@ -42,7 +42,3 @@ class Discards:
     def done(self, number: int) -> None:
         if self._failed.pop(number, None) is not None:
             _log.info("checkpoint %d, which could not be deleted before, is gone now", number)
-
-    def waiting(self) -> list[int]:
-        """Those that are still to be deleted."""
-        return sorted(self._failed)

@@ -4,9 +4,12 @@
 2. Tell the tasks what to start from: the context, as a Spark local property.
 3. First phase of the sinks: run the job, put the output where nobody looks yet.
 4. Check the acknowledgements of the tasks.
-5. Publish the manifest. This is the commit: before it the epoch never happened, after it nothing is run again.
+5. Publish the manifest, which also says what it makes superfluous. This is the commit: before it the epoch never
+   happened, after it nothing is run again. Then look whether a newer run has the job. If none has, every later run
+   will read this manifest, and steps 6 and 7 may take their time. If one has, the manifest may have come too late for
+   it, and the rest is left to that run (docs/design/0008-late-runs.md).
 6. Second phase of the sinks: make the output visible.
-7. Tell the checkpoint coordinator; let go of what retention no longer needs; compact a chain that has grown too long.
+7. Tell the checkpoint coordinator; delete what the manifest calls garbage; compact a chain that has grown too long.
 
 Spark is not imported here. `Sink` and `Cluster` are what this module needs of it.
 """
@@ -29,6 +32,7 @@ from cairn.coordinator.offsets import OffsetEntry, Offsets
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.model.manifest import (
     EpochContext,
+    Garbage,
     Manifest,
     OperatorState,
     SinkCommittable,
@@ -38,7 +42,7 @@ from cairn.model.manifest import (
     inline_key,
 )
 from cairn.storage import layout
-from cairn.storage.cleanup import Pins, expire
+from cairn.storage.cleanup import Pins, collect, plan_garbage, without_files
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
 from cairn.storage.retry import retries_of
@@ -88,6 +92,8 @@ class Checkpoints(Protocol):
     def epoch_failed(self, epoch: int, error: BaseException) -> None: ...
     def take_notices(self) -> list[tuple[int, bool]]: ...
     def pins(self) -> Pins: ...
+    def retained(self) -> list[int]:
+        """The checkpoints that are kept, which the manifest of an epoch lists."""
 
 
 class FrameSet(Protocol):
@@ -165,8 +171,10 @@ class EpochLoop:
         self._retries = 0
         self._known: dict[int, Manifest] = {}
         self.current = current
+        self._left = current.garbage if current is not None else Garbage()
+        """What committed manifests call garbage and is not deleted yet."""
         for epoch in self._manifests.epochs():
-            if current is not None and epoch <= current.epoch:
+            if current is not None:
                 try:
                     self._known[epoch] = self._manifests.load(epoch)
                 except CorruptFileError as error:  # what it named is looked after by nobody, and deleted by nobody
@@ -187,13 +195,19 @@ class EpochLoop:
         self._runs.check(self._run)
 
         # 1. committed already?
-        if self._manifests.exists(epoch):
+        if self._manifests.exists(epoch) and not self._removed_as_void(epoch):
             self._roll_forward(epoch, began)
             return
         if self.current is not None and epoch <= self.current.epoch:
             raise CorruptFileError(
                 f"Spark asks for batch {epoch}, but epoch {self.current.epoch} is committed and the manifest of "
                 f"{epoch} is gone: the directory {self._files.root} has been changed by hand"
+            )
+        if self.current is not None and epoch > self.current.epoch + 1:
+            raise CorruptFileError(
+                f"Spark asks for batch {epoch}, but the newest manifest that this run knows is that of epoch "
+                f"{self.current.epoch}: a manifest was committed that the storage did not show when the run started, "
+                "or that is lost. Start the job again; nothing was changed."
             )
 
         # 2. context
@@ -230,16 +244,21 @@ class EpochLoop:
 
         # 5. the commit
         since = time.perf_counter()
-        manifest = self._manifest(context, entry, accepted, committables)
+        pins = self._checkpoints.pins() if self._checkpoints is not None else Pins()
+        manifest = self._with_garbage(self._manifest(context, entry, accepted, committables), pins)
         self._runs.check(self._run)
         try:
             self._manifests.publish(manifest)
         except FileExistsError:
-            self._lost_race(epoch, began)
-            return
+            self._runs.check(self._run)
+            if not self._removed_as_void(epoch):
+                self._roll_forward(epoch, began)  # an older run, which had not noticed this one, was first
+                return
+            self._manifests.publish(manifest)
         self.current = self._known[epoch] = manifest
         phases["commit"] = time.perf_counter() - since
         self.step("committed", epoch)
+        self._runs.check(self._run)
 
         # 6. second phase
         since = time.perf_counter()
@@ -251,8 +270,8 @@ class EpochLoop:
         # 7. clean-up
         if self._checkpoints is not None:
             self._checkpoints.epoch_committed(manifest, _metrics(accepted))
-        pins = self._checkpoints.pins() if self._checkpoints is not None else Pins()
-        expire(self._manifests, self._known, self._settings.epochs_retained, pins)
+        self._left = collect(self._manifests, manifest.garbage)
+        without_files(self._known, manifest.garbage, self._settings.epochs_retained, pins)
         if self._compactor is not None:
             self._compactor.consider(manifest)
         self.step("cleaned", epoch)
@@ -342,7 +361,23 @@ class EpochLoop:
             spark=current.spark if current is not None else layout.SPARK,
             abandoned=current.abandoned if current is not None else [],
             origin=current.origin if current is not None else "",
+            checkpoints=self._checkpoints.retained() if self._checkpoints is not None else None,
         )
+
+    def _with_garbage(self, manifest: Manifest, pins: Pins) -> Manifest:
+        """The manifest with what its commit makes superfluous."""
+        known = {**self._known, manifest.epoch: manifest}
+        garbage = plan_garbage(known, self._settings.epochs_retained, pins, self._left)
+        return msgspec.structs.replace(manifest, garbage=garbage)
+
+    def _removed_as_void(self, epoch: int) -> bool:
+        """Whether the manifest of an epoch was void, and is deleted: a newer run than the one that wrote it has
+        committed epochs since, so that nobody goes on from it."""
+        if self.current is None or self._manifests.load(epoch).run >= self.current.run:
+            return False
+        _log.warning("the manifest of epoch %d was written by a run that had been overtaken; it is deleted", epoch)
+        self._manifests.delete(epoch)
+        return True
 
     def _publish(self, committables: Sequence[SinkCommittable], epoch: int) -> None:
         by_uid = {sink.uid: sink for sink in self._sinks}
@@ -362,13 +397,20 @@ class EpochLoop:
             raise FencedError(
                 f"epoch {epoch} was committed by run {manifest.run}, which is newer than this run {self._run}"
             )
+        if self.current is not None and manifest.spark != self.current.spark:
+            raise EpochFailedError(
+                f"run {manifest.run} has restored the job as epoch {epoch} while this run started from epoch "
+                f"{self.current.epoch}; start the job again to go on from there"
+            )
         entry = self._offsets.read(epoch)
         if entry.text != manifest.offsets:
             raise CorruptFileError(
                 f"epoch {epoch} was committed for other source positions than Spark's log now holds for it; the "
                 f"directory {self._files.root} has been changed by hand or restored in part"
             )
+        self._runs.check(self._run)
         self.current = self._known[epoch] = manifest
+        self._left = manifest.garbage
         self._publish(manifest.sinks, epoch)
         self.step("published", epoch)
         if self._checkpoints is not None:
@@ -379,11 +421,6 @@ class EpochLoop:
             self._listener(
                 EpochReport(epoch, 0, 0, 0, 0, 0, spent, manifest.watermark, manifest.time_ms, rolled_forward=True)
             )
-
-    def _lost_race(self, epoch: int, began: float) -> None:
-        """Someone else committed the epoch first: an older run that had not noticed us yet, or a newer one."""
-        self._runs.check(self._run)
-        self._roll_forward(epoch, began)
 
     def _report_rebuilds(self, accepted: Mapping[str, Sequence[TaskAck]]) -> None:
         for uid, acks in accepted.items():

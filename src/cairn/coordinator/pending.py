@@ -95,6 +95,8 @@ class Pending:
     async_ms: float = 0.0
     snapshots: Snapshots | None = None
     error: Exception | None = None
+    finalizing: bool = False
+    """Its metadata is being written: it completes or fails, and is not given up any more."""
 
     @property
     def is_savepoint(self) -> bool:

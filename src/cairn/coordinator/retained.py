@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from cairn.coordinator.discards import Discards
 from cairn.coordinator.parties import Clock
@@ -21,6 +22,11 @@ _log = logging.getLogger("cairn.checkpoint")
 class Retained:
     """The newest completed checkpoints of a job. A run that a newer one has overtaken deletes nothing.
 
+    Which checkpoints go is decided when another one is completed, whose metadata lists those that stay; only then are
+    the others deleted, after a look whether a newer run has the job. So whoever owns the job later agrees with a
+    deletion that comes late. Deletions are made by one thread at a time, which the coordinator sees to; the rest may be
+    called from any thread.
+
     Checkpoints that a restore in place gave up count as older than all others: they are the first to go. With one that
     cannot be read no state file is deleted, in this run; a later one that can read it, or does not find it any more,
     sweeps what is left then.
@@ -32,6 +38,12 @@ class Retained:
         self._count = count
         self._clock = clock
         self._discards = Discards()
+        self._attempts: set[int] = set()
+        """Checkpoints of this run that were given up: what they have written is to be deleted."""
+        self._leftovers: list[int] = store.let_go()
+        """Folders that were no checkpoint when the run began. They go after its first commit, which lists those that
+        are: until then an overtaken run may complete one of them, and it counts."""
+        self._may_clear = False
         self._hurry = False
         self._runs = Runs(store.files)
         self._lock = threading.Lock()
@@ -56,26 +68,43 @@ class Retained:
             newest = self._kept[-1] if self._kept else None
         return newest.manifest.epoch if newest is not None and newest.id not in self._given_up else -1
 
-    def add(self, checkpoint: Checkpoint) -> None:
-        """Keep a new one; the oldest goes if they are too many."""
+    def with_added(self, number: int) -> list[int]:
+        """The numbers that are kept once this checkpoint is complete."""
         with self._lock:
-            self._kept.append(checkpoint)
-            self._doomed += self._kept[: -self._count]
-            self._kept = self._kept[-self._count :]
+            kept = [*(checkpoint.id for checkpoint in self._kept), number][-self._count :]
+            return sorted([*kept, *self._unknown])
 
-    def doom(self, checkpoint: Checkpoint) -> None:
-        """One that was completed and is not wanted any more."""
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Keep a new one; those that its metadata does not retain go."""
+        retained = checkpoint.retained or ()
         with self._lock:
-            self._doomed.append(checkpoint)
+            self._doomed += [older for older in self._kept if older.id not in retained]
+            self._kept = [*(older for older in self._kept if older.id in retained), checkpoint]
+
+    def numbers(self) -> list[int]:
+        """The checkpoints that are kept, with those that cannot be read."""
+        with self._lock:
+            return sorted([*(checkpoint.id for checkpoint in self._kept), *self._unknown])
 
     def pins(self, making: Sequence[Manifest]) -> Pins:
         """What must not be deleted: what these checkpoints need, and those in the making."""
         with self._lock:
             made = pins_of([*self._kept, *self._doomed])
-            released, self._released = frozenset(self._released), set()
+            released = frozenset(self._released)
         epochs = made.epochs.union(*(m.inline_epochs() for m in making))
         files = made.files.union(*(m.files() for m in making))
         return Pins(epochs, files, released, every_file=bool(self._unknown))
+
+    def committed(self, garbage: Iterable[str]) -> None:
+        """The run has committed a manifest, which lists these files as garbage."""
+        with self._lock:
+            self._released.difference_update(garbage)
+            self._may_clear = True
+
+    def give_up(self, number: int) -> None:
+        """A checkpoint of this run will not be completed. What it has written goes with the next deletions."""
+        with self._lock:
+            self._attempts.add(number)
 
     def hurry(self) -> None:
         """The run ends: what could not be deleted is tried once more, however short ago that was."""
@@ -84,23 +113,36 @@ class Retained:
     def delete_doomed(self) -> None:
         """Delete what is not kept any more, and try again what could not be deleted before."""
         with self._lock:
-            doomed = list(self._doomed)
-        for checkpoint in doomed:
-            if self.discard(checkpoint.id):
+            doomed, attempts = list(self._doomed), sorted(self._attempts)
+            leftovers = list(self._leftovers) if self._may_clear else []
+        for number in attempts:
+            if self._tried(number, partial(self._store.abandon, number, self._run)):
                 with self._lock:
-                    self._doomed.remove(checkpoint)
+                    self._attempts.discard(number)
+        for number in leftovers:
+            if self._discarded(number):
+                self._leftovers.remove(number)
+        for checkpoint in doomed:
+            if self._discarded(checkpoint.id):
+                with self._lock:
+                    self._doomed = [other for other in self._doomed if other.id != checkpoint.id]
                     self._released |= checkpoint.files()
-        for number in set(self._discards.waiting()) - {checkpoint.id for checkpoint in doomed}:
-            self.discard(number)
 
-    def discard(self, number: int) -> bool:
+    def _discarded(self, number: int) -> bool:
         """Delete a checkpoint's folder; False if that did not work, or it is too soon to try again."""
+
+        def delete() -> None:
+            self._runs.check(self._run)
+            self._store.discard(number)
+
+        return self._tried(number, delete)
+
+    def _tried(self, number: int, delete: Callable[[], None]) -> bool:
         now = self._clock.monotonic_ms()
         if not (self._hurry or self._discards.due(number, now)):
             return False
         try:
-            self._runs.check(self._run)
-            self._store.discard(number)
+            delete()
         except FencedError:
             return False
         except (CairnError, OSError) as error:

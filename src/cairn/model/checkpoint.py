@@ -154,6 +154,9 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of an unaligned checkpoint: the running epoch's entry of Spark's offset log, which a restore replays first."""
     inlined: dict[int, dict[str, bytes]] = {}
     """State bytes that lie in the manifests of these earlier epochs, by `inline_key`."""
+    retained: list[int] | None = None
+    """The checkpoints that are kept from the moment this one is complete, itself included; older ones that are missing
+    here are discarded. None in checkpoints of older releases."""
     requires: list[str] = []
 
     def files(self) -> set[str]:

@@ -103,6 +103,13 @@ class SinkCommittable(msgspec.Struct, frozen=True, omit_defaults=True):
     data: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
+class Garbage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """State files and manifests that nothing needs once the manifest that lists them is committed."""
+
+    files: list[str] = []
+    epochs: list[int] = []
+
+
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The one commit point of an epoch. See `docs/design.md`, "Invariants"."""
 
@@ -135,6 +142,16 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     that it made. See `gave_up`."""
     origin: str = ""
     """The snapshot that the job was last told to start from, `<path>#<checksum>`; later epochs carry it on."""
+    garbage: Garbage = Garbage()
+    """What may be deleted once this manifest is committed. Nothing else is ever deleted while a job runs."""
+    checkpoints: list[int] | None = None
+    """Checkpoints that the run retained at this commit; None in manifests of older releases. A checkpoint of an
+    earlier run that is missing here was completed too late, by a run that had been overtaken, and does not count."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The place in the job's history. A manifest with a higher epoch of an older run is void."""
+        return self.run, self.epoch
 
     def operator(self, uid: str) -> OperatorState | None:
         return next((op for op in self.operators if op.uid == uid), None)

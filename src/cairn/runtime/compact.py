@@ -34,7 +34,7 @@ def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list
     for covered, sections in compact(lambda handle: state_files.open(uid, handle), handles, groups, specs, time_ms):
         token = uuid.uuid4().hex[:8]
         if checkpoint:
-            path = layout.full_snapshot_path(checkpoint, uid, covered.start, token)
+            path = layout.full_snapshot_path(checkpoint, uid, covered.start, run, token)
         else:
             path = layout.snapshot_path(uid, epoch, run, covered.start, token)
         made.append(msgspec.msgpack.encode(write_snapshot(files, path, epoch, covered, sections)))

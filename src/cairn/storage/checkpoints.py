@@ -1,7 +1,8 @@
 """Checkpoints as files: complete one, verify it at every read, list them, let one go. See `docs/design/0002`.
 
 A `_metadata` file is `"CAIRNCK1"`, the xxh3-64 of the body (8 bytes), the body's length (4 bytes) and the body in
-MessagePack. A folder without it is no checkpoint.
+MessagePack. A folder without it is no checkpoint, nor is one that the history has let go (docs/design/0008): a newer
+checkpoint does not retain it, a run discarded it when it ended, or an overtaken run completed it too late.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import msgspec
 
-from cairn.errors import CairnError, CorruptFileError, NotFoundError, StorageError
+from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.model.manifest import gave_up
+from cairn.model.manifest import Manifest, gave_up
 from cairn.storage import container, layout
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
@@ -65,6 +67,14 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
         return Totals(max(self.completed, done), max(self.failed, len(found) - done))
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What decides whether a checkpoint counts."""
+
+    run: int
+    retained: list[int] | None
+
+
 class _Counted(msgspec.Struct, frozen=True):
     totals: Totals = Totals()
 
@@ -100,6 +110,8 @@ class CheckpointStore:
         self._totals: Totals | None = None
         """Of all checkpoints that ended, as this store has counted on; None until it has."""
         self._identity: JobIdentity | None = None
+        self._facts: dict[int, _Facts | None] = {}
+        """What `_metadata` says of other checkpoints; it never changes."""
 
     def complete(self, checkpoint: Checkpoint) -> None:
         """The one step that makes the checkpoint exist."""
@@ -126,8 +138,51 @@ class CheckpointStore:
             )
 
     def numbers(self) -> list[int]:
-        """Completed checkpoints, ascending. Folders without `_metadata` are none."""
-        return [number for number in self._folders() if self.files.exists(layout.metadata_path(number))]
+        """Completed checkpoints, ascending, without those that the history has let go."""
+        present = [number for number in self._folders() if self.files.exists(layout.metadata_path(number))]
+        if not present:
+            return []
+        discarded = self._discarded()
+        manifest = ManifestStore(self.files).newest()
+        kept = [number for number in present if number not in discarded and not self._too_late(number, manifest)]
+        for number in reversed(kept):
+            facts = self._facts_of(number)
+            if facts is not None and facts.retained is not None:
+                return [other for other in kept if other >= number or other in facts.retained]
+        return kept
+
+    def let_go(self) -> list[int]:
+        """Folders that are no checkpoint: never completed, or completed and let go by the history."""
+        return sorted(set(self._folders()) - set(self.numbers()))
+
+    def _too_late(self, number: int, manifest: Manifest | None) -> bool:
+        """Whether a run completed a checkpoint after a newer run had listed those that it retains."""
+        if manifest is None or manifest.checkpoints is None or number in manifest.checkpoints:
+            return False
+        facts = self._facts_of(number)
+        return facts is not None and facts.run < manifest.run
+
+    def _facts_of(self, number: int) -> _Facts | None:
+        """None for a checkpoint that is damaged: whether it counts is not known, so it does."""
+        if number not in self._facts:
+            try:
+                checkpoint = self.load(number)
+                self._facts[number] = _Facts(checkpoint.run, checkpoint.retained)
+            except (CorruptFileError, IncompatibleStateError, NotFoundError):
+                return None
+        return self._facts[number]
+
+    def _discarded(self) -> set[int]:
+        """The checkpoints that runs discarded when they ended."""
+        discarded: set[int] = set()
+        for info in self.files.list(layout.DISCARDS):
+            with suppress(NotFoundError, msgspec.MsgspecError):
+                discarded.update(msgspec.json.decode(self.files.read(info.path), type=list[int]))
+        return discarded
+
+    def record_discards(self, run: int, numbers: Sequence[int]) -> None:
+        """Note that these checkpoints go with the run that ends. From here on they are none."""
+        self.files.create(layout.discards_path(run), msgspec.json.encode(list(numbers)))
 
     def _folders(self) -> list[int]:
         """Folders of checkpoints, ascending. A listing may lag behind, so the next numbers are asked for by name."""
@@ -176,7 +231,8 @@ class CheckpointStore:
     def next_number(self) -> int:
         """Above every number that was ever used."""
         history = (layout.number_of(info.path) for info in self.files.list(layout.HISTORY))
-        return max([0, *self._folders(), *(number for number in history if number is not None)]) + 1
+        known = (number for number in history if number is not None)
+        return max([0, *self._folders(), *self._discarded(), *known]) + 1
 
     def discard(self, number: int) -> None:
         """Delete a checkpoint, `_metadata` first: from then on it is none. What it shared stays.
@@ -213,8 +269,8 @@ class CheckpointStore:
             yield
             return
         try:
-            if not self.files.exists(layout.metadata_path(number)):
-                raise NotFoundError(f"checkpoint {number} in {self.files.root} was deleted just now; choose another")
+            if number not in self.numbers():
+                raise NotFoundError(f"checkpoint {number} in {self.files.root} was discarded just now; choose another")
             yield
         finally:
             with suppress(CairnError):
@@ -222,12 +278,13 @@ class CheckpointStore:
                 if not self.files.exists(layout.metadata_path(number)):
                     self.files.prune(layout.checkpoint_folder(number))
 
-    def remove_unfinished(self) -> list[int]:
-        """Remove folders of checkpoints that were never completed. Called by a new run, before its first checkpoint."""
-        unfinished = sorted(set(self._folders()) - set(self.numbers()))
-        for number in unfinished:
-            self._delete_folder(number)
-        return unfinished
+    def abandon(self, number: int, run: int) -> None:
+        """Delete what a run wrote for a checkpoint that it gave up. Another run may have taken the number since."""
+        folder = layout.checkpoint_folder(number)
+        for info in self.files.walk(folder):
+            if layout.run_of_full_snapshot(info.path) == run:
+                self.files.delete(info.path)
+        self.files.prune(folder)
 
     def _delete_folder(self, number: int) -> None:
         folder = layout.checkpoint_folder(number)

@@ -1,8 +1,9 @@
 """Which files nothing needs any more, and deleting them: from published manifests only, never by guess.
 
-Two ways lead here. `expire` runs after a commit and removes what only the manifests that just left retention
-named. `sweep` looks at everything in a job's directory and removes files that no manifest names; it spares whatever
-is younger than its age guard, since a running task may be about to acknowledge it.
+Two ways lead here. `plan_garbage` decides before a commit what that commit makes superfluous; the manifest records the
+decision, and `collect` carries it out once the manifest is published. `sweep` looks at everything in a job's directory
+and removes files that no manifest names; it spares whatever is younger than its age guard, since a running task may be
+about to acknowledge it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from cairn.errors import CairnError
 from cairn.model.checkpoint import Checkpoint
-from cairn.model.manifest import Manifest
+from cairn.model.manifest import Garbage, Manifest
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileInfo, FileSystem
@@ -24,14 +25,6 @@ from cairn.storage.manifests import ManifestStore
 
 _log = logging.getLogger("cairn.storage")
 AGE_GUARD_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """What may go after a commit."""
-
-    epochs: tuple[int, ...]
-    files: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,49 +44,56 @@ def pins_of(checkpoints: Iterable[Checkpoint]) -> Pins:
     return Pins(files=frozenset().union(*(checkpoint.files() for checkpoint in checkpoints)))
 
 
-def plan_expiry(manifests: Mapping[int, Manifest], retained: int, pins: Pins = Pins()) -> Expiry:  # noqa: B008
-    """Which of the known manifests leave retention, and which files then have no manifest left. Pure."""
-    ordered = sorted(manifests)
-    kept = set(ordered[-retained:])
-    needed = set().union(*(manifests[epoch].inline_epochs() for epoch in kept)) if kept else set()
-    needed |= pins.epochs
-    files = set().union(*(manifests[epoch].files() for epoch in kept)) if kept else set()
-    files |= pins.files
-    gone = tuple(epoch for epoch in ordered if epoch not in kept and epoch not in needed)
-    # A manifest that stays only for its inlined bytes keeps no files alive: nothing restores from it.
-    loose: set[str] = set()
-    for epoch in ordered:
-        if epoch not in kept:
-            loose |= manifests[epoch].files() - files
-    loose |= pins.released - files
-    return Expiry(gone, () if pins.every_file else tuple(sorted(loose)))
+def plan_garbage(
+    manifests: Mapping[int, Manifest],
+    retained: int,
+    pins: Pins = Pins(),  # noqa: B008
+    left: Garbage = Garbage(),  # noqa: B008
+) -> Garbage:
+    """What nothing needs once the newest of these manifests is committed, with what earlier ones have `left`. Pure.
 
-
-def expire(store: ManifestStore, manifests: dict[int, Manifest], retained: int, pins: Pins = Pins()) -> int:  # noqa: B008
-    """Carry `plan_expiry` out. Files go first, so that a crash in between leaves a manifest, never an orphan.
-
-    A delete that fails is logged and left to a later sweep: it must not stop the job.
+    Files go first when this is carried out, so that a crash in between leaves a manifest, never an orphan.
     """
-    plan = plan_expiry(manifests, retained, pins)
-    deleted = 0
-    for path in plan.files:
+    ordered = sorted(manifests, key=lambda epoch: manifests[epoch].order)
+    newest = ordered[-1] if ordered else -1
+    void = {epoch for epoch in ordered if epoch > newest}  # of a run that was overtaken
+    kept = set([epoch for epoch in ordered if epoch not in void][-retained:])
+    needed = kept.union(pins.epochs, *(manifests[epoch].inline_epochs() for epoch in kept))
+    files = set(pins.files).union(*(manifests[epoch].files() for epoch in kept))
+    epochs = {*left.epochs, *ordered} - needed
+    # A manifest that stays only for its inlined bytes keeps no files alive: nothing restores from it.
+    loose = {*left.files, *pins.released}.union(*(manifests[epoch].files() for epoch in ordered)) - files
+    return Garbage([] if pins.every_file else sorted(loose), sorted(epochs))
+
+
+def collect(store: ManifestStore, garbage: Garbage) -> Garbage:
+    """Delete what a published manifest calls garbage; returns what could not be deleted, for the next one to name.
+
+    A delete that fails is logged: it must not stop the job.
+    """
+    files, epochs = [], []
+    for path in garbage.files:
         try:
             store.files.delete(path)
-            deleted += 1
         except CairnError as error:
             _log.warning("cannot delete %s, which no epoch needs any more: %s", path, error)
-    for epoch in plan.epochs:
+            files.append(path)
+    for epoch in garbage.epochs:
         try:
             store.delete(epoch)
         except CairnError as error:
             _log.warning("cannot delete the manifest of epoch %d: %s", epoch, error)
+            epochs.append(epoch)
+    return Garbage(files, epochs)
+
+
+def without_files(manifests: dict[int, Manifest], garbage: Garbage, retained: int, pins: Pins) -> None:
+    """Forget expired manifests, and the files of those that stay for their inlined bytes alone."""
+    for epoch in garbage.epochs:
         manifests.pop(epoch, None)
     for epoch in sorted(manifests)[:-retained]:
-        if epoch in pins.epochs:
-            continue  # what it names may go when the checkpoint goes
-        # It stays for its inlined bytes alone, and its files need no second look.
-        manifests[epoch] = msgspec.structs.replace(manifests[epoch], operators=[])
-    return deleted
+        if epoch not in pins.epochs:  # what it names may go when the checkpoint goes
+            manifests[epoch] = msgspec.structs.replace(manifests[epoch], operators=[])
 
 
 def orphans(
@@ -110,7 +110,7 @@ def orphans(
     """
     if not manifests:
         return []
-    newest = max(manifests, key=lambda manifest: manifest.epoch)
+    newest = max(manifests, key=lambda manifest: manifest.order)
     named: set[str] = set(pins.files)
     for manifest in manifests:
         named |= manifest.files()
@@ -135,7 +135,7 @@ def old_spark_folders(
     """
     if not manifests:
         return []
-    newest = max(manifests, key=lambda manifest: manifest.epoch)
+    newest = max(manifests, key=lambda manifest: manifest.order)
     named = {manifest.spark for manifest in manifests} | {checkpoint.manifest.spark for checkpoint in checkpoints}
     return [
         name

@@ -8,6 +8,7 @@
     shared/<uid>/<name>.state     deltas and snapshots
     chk-<n>/_metadata             a completed checkpoint
     chk-<n>/<uid>-<name>.state    snapshots of a full checkpoint
+    discards/<run>                checkpoints that a run discarded when it ended
     chk-<n>/_reading-<token>      somebody is reading it
     history/<n>                   statistics of a checkpoint
     control/<name>                requests to the running job, and answers
@@ -48,6 +49,7 @@ TABLES = "tables"
 STAGING = "staging"
 HISTORY = "history"
 CONTROL = "control"
+DISCARDS = "discards"
 METADATA = "_metadata"
 READING = "_reading-"
 CLAIMED = "_claimed"
@@ -61,6 +63,7 @@ WEB = "web"
 
 _DIGITS = 20
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
+_FULL_SNAPSHOT = re.compile(r"\.?.+-g\d+-(\d+)-[0-9a-f]+\.state(?:\.[0-9a-f]+\.tmp)?")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _STATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ .\-]{0,127}")
 _STATE_PATH = re.compile(rf"({SHARED}/{_SAFE.pattern}|chk-[1-9]\d{{0,17}})/[A-Za-z0-9][A-Za-z0-9_.\-]{{0,254}}\.state")
@@ -152,8 +155,18 @@ def reader_path(number: int, token: str) -> str:
     return f"{checkpoint_folder(number)}/{READING}{token}"
 
 
-def full_snapshot_path(number: int, uid: str, first_group: int, token: str) -> str:
-    return f"{checkpoint_folder(number)}/{uid}-g{first_group}-{token}.state"
+def full_snapshot_path(number: int, uid: str, first_group: int, run: int, token: str) -> str:
+    return f"{checkpoint_folder(number)}/{uid}-g{first_group}-{run}-{token}.state"
+
+
+def run_of_full_snapshot(path: str) -> int | None:
+    """The run that wrote a file of a full checkpoint, finished or not; None if the name does not say."""
+    match = _FULL_SNAPSHOT.fullmatch(path.rsplit("/", 1)[-1])
+    return int(match[1]) if match else None
+
+
+def discards_path(run: int) -> str:
+    return numbered(DISCARDS, run)
 
 
 def history_path(number: int) -> str:

@@ -116,18 +116,33 @@ class ManifestStore:
         return manifest
 
     def epochs(self) -> list[int]:
-        """All epochs with a manifest file, ascending."""
-        found = (layout.number_of(info.path) for info in self.files.list(layout.EPOCHS))
-        return sorted(number for number in found if number is not None)
+        """All epochs with a manifest file, ascending. A listing may lag, so the next ones are asked for by name."""
+        listed = (layout.number_of(info.path) for info in self.files.list(layout.EPOCHS))
+        epochs = sorted(number for number in listed if number is not None)
+        following = epochs[-1] + 1 if epochs else 0
+        while self.exists(following):
+            epochs.append(following)
+            following += 1
+        return epochs
 
-    def newest_readable(self) -> Manifest | None:
-        """The newest manifest that is whole; damaged ones are passed over."""
+    def newest(self) -> Manifest | None:
+        """The newest manifest of the job's history, by run and epoch; damaged ones are skipped.
+
+        A run that was overtaken may create a manifest with a higher epoch at any later time. It is void as soon as a
+        newer run has committed one.
+        """
+        latest_run = Runs(self.files).newest()
+        newest: Manifest | None = None
         for epoch in reversed(self.epochs()):
             try:
-                return self.load(epoch)
+                manifest = self.load(epoch)
             except (CorruptFileError, NotFoundError):
                 continue
-        return None
+            if manifest.run == latest_run:
+                return manifest
+            if newest is None or manifest.run > newest.run:
+                newest = manifest
+        return newest
 
     def restores(self) -> list[tuple[int, int]]:
         """The restores in place of the job (`Manifest.abandoned`), as its newest readable manifest tells.
@@ -135,7 +150,7 @@ class ManifestStore:
         A restore whose manifest is lost has left a note in the folder that it made for Spark. Without the note nobody
         knows where it went back to, and all before it counts as given up.
         """
-        newest = self.newest_readable()
+        newest = self.newest()
         made = [name for name in self.files.folders("") if layout.is_spark(name)]
         for name in sorted(made, key=layout.spark_epoch, reverse=True):
             epoch = layout.spark_epoch(name)

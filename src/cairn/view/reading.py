@@ -88,10 +88,10 @@ class JobReader:
             return None
         ends = (event for event in reversed(events) if event.kind in _ENDS and event.run == newest)
         told = next(ends, None) if status != "CRASHED" else None
-        epoch = self._manifests.epochs()
+        manifest = self._newest_manifest([])
         return JobEnd(
             status, told.kind if told is not None else "crashed", ended_ms, told.text if told is not None else "",
-            epoch[-1] if epoch else -1,
+            manifest.epoch if manifest is not None else -1,
         )  # fmt: skip
 
     def view(self) -> JobView:
@@ -155,10 +155,12 @@ class JobReader:
             if self._manifest is not None and self._manifest.epoch == epoch:
                 return self._manifest
             try:
-                self._manifest = self._manifests.load(epoch)
-                return self._manifest
+                self._manifests.load(epoch)
             except CairnError as error:
                 damage.append(error.message)
+                continue
+            self._manifest = self._manifests.newest()
+            return self._manifest
         return None
 
     def _status(self, record: RunRecord | None, events: Sequence[Event]) -> tuple[str, int]:
