@@ -15,6 +15,7 @@ from tests.unit.restoring import checkpoint_of, harness, newest, restored, savep
 from tests.unit.test_restore_savepoint import ROWS, Old
 
 from cairn.api.claims import claim, release_claims
+from cairn.api.migration import LocalMover
 from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, plan_restore, recover
 from cairn.api.restore import next_epoch
@@ -25,6 +26,7 @@ from cairn.coordinator.parties import SystemClock
 from cairn.coordinator.retained import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
 from cairn.runtime.snapshots import open_snapshot, retained
+from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs, load_identity
@@ -299,3 +301,25 @@ def test_checkpoints_that_were_given_up_are_not_current_and_go_first(tmp_path: P
         store.discard(number)
     with pytest.raises(NotFoundError, match="no completed checkpoint"):
         open_snapshot(job_dir)
+
+
+def test_a_restore_whose_run_number_another_run_takes_writes_its_files_again_under_its_own(tmp_path: Path) -> None:
+    """Clean-up goes by the run in the names of files: those under another run's number may be deleted by it."""
+    with harness(Old(), tmp_path / "a") as job:
+        shape = shape_of(job)
+        job.push(*ROWS[:10])
+        job.run_epoch()
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    runs = Runs(LocalFileSystem(str(tmp_path / "b")))
+
+    class Overtaken(LocalMover):
+        def move(self, plan: Any, operator: Any, target: Any) -> Any:
+            if runs.newest() == 0:
+                runs.take(1, 0)
+            return super().move(plan, operator, target)
+
+    made = restored(path, tmp_path / "b", shape, mover=Overtaken())
+    assert made.run.run == 2
+    assert {layout.made_by(name) for name in newest(tmp_path / "b").files()} == {
+        (handle.epoch, 2, handle.snapshot) for operator in newest(tmp_path / "b").operators for handle in operator.chain
+    }

@@ -140,26 +140,25 @@ def recover(
             folder = os.path.join(files.root, current.spark if current is not None else layout.SPARK)
             check_logs(folder, current.epoch if current is not None else -1, lambda: remedy(files, current))
     prepare()
-    epoch = next_epoch(snapshot, files) if snapshot is not None else -1
-    moved: dict[str, list[StateHandle]] = {}
-    if plan is not None and restorer is not None:
-        target = Target(files.root, epoch, Runs(files).newest() + 1, max(now_ms, plan.snapshot.time_ms))
-        moved = _moved(plan, restorer.mover, target)
-    carried = carry(snapshot, files, Runs(files).newest() + 1, plan, moved) if snapshot is not None else None
+    expected = Runs(files).newest() + 1
+    brought = _brought(snapshot, files, plan, restorer, expected, now_ms)
     run = Runs(files).take(parallelism, now_ms)
     drop_stale_claims(files, identity)
+    judged = snapshot
     if snapshot is not None and not named:  # the run before may have committed since: judge what is there now
-        judged, snapshot = snapshot, _fallback(files, identity, uids, settings, thorough or marked)
-        if snapshot is not None and snapshot.path != judged.path:
-            carried = carry(snapshot, files, run.run, None, {})
+        snapshot = _fallback(files, identity, uids, settings, thorough or marked)
+    if run.run != expected or (snapshot is not None and judged is not None and snapshot.path != judged.path):
+        # Names of files carry the run: under the number of another one, that one's clean-up may have deleted them.
+        brought = _brought(snapshot, files, plan, restorer, run.run, now_ms)
     manifest: Manifest | None
     if snapshot is not None:
         epoch = next_epoch(snapshot, files)  # the run before may have committed another one meanwhile
         if plan is not None and settings.claim_mode == "CLAIM":
             claim(snapshot, identity, files, epoch, run.run)
         manifest = restore(
-            snapshot, files, run, identity.incarnation, identity.job_id, compact_interval, plan, moved, epoch, carried
-        )
+            snapshot, files, run, identity.incarnation, identity.job_id, compact_interval, plan,
+            brought.moved, epoch, brought.carried,
+        )  # fmt: skip
     else:
         manifest = _newest(files, run.run)
         if manifest is not None:
@@ -178,13 +177,36 @@ def _is_own(snapshot: Snapshot, identity: JobIdentity | None) -> bool:
     return identity is not None and bool(snapshot.incarnation) and snapshot.incarnation == identity.incarnation
 
 
-def _moved(plan: RestorePlan, mover: Mover, target: Target) -> dict[str, list[StateHandle]]:
-    """What cannot be taken as it is, written anew: all state of a savepoint, changed state of a checkpoint.
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """State files that a restore has written into the job's directory, by the uids of the job."""
+
+    moved: dict[str, list[StateHandle]]
+    """Written anew: all state of a savepoint, changed state of a checkpoint."""
+    carried: dict[str, list[StateHandle]] | None
+    """The chains of a checkpoint that are taken as they are."""
+
+
+def _brought(
+    snapshot: Snapshot | None,
+    files: LocalFileSystem,
+    plan: RestorePlan | None,
+    restorer: Restorer | None,
+    run: int,
+    now_ms: int,
+) -> _Brought:
+    """Bring the state of a snapshot into the directory, in files that carry the number of a run.
 
     It happens before the job is taken over: a run that still works goes on meanwhile, and nobody names the new files.
     """
-    wanted = [op for op in plan.operators if plan.snapshot.savepoint is not None or op.rewrite]
-    return {operator.uid: mover.move(plan, operator, target) for operator in wanted}
+    if snapshot is None:
+        return _Brought({}, None)
+    moved: dict[str, list[StateHandle]] = {}
+    if plan is not None and restorer is not None:
+        target = Target(files.root, next_epoch(snapshot, files), run, max(now_ms, plan.snapshot.time_ms))
+        wanted = [op for op in plan.operators if plan.snapshot.savepoint is not None or op.rewrite]
+        moved = {operator.uid: restorer.mover.move(plan, operator, target) for operator in wanted}
+    return _Brought(moved, carry(snapshot, files, run, plan, moved))
 
 
 def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | None:
