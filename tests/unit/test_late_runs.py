@@ -12,8 +12,11 @@ import pytest
 from tests.unit import coordinating
 from tests.unit.epochs_lab import EPOCHS, World
 
+from cairn.api.agreement import output_is_published
 from cairn.api.recovery import _newest
 from cairn.api.retention import discard_all
+from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.parties import JobFacts
 from cairn.errors import EpochFailedError, FencedError
 from cairn.model.manifest import Manifest
 from cairn.storage import layout
@@ -294,3 +297,27 @@ def test_checkpoints_that_a_run_discards_at_its_end_are_none_for_a_run_that_star
     discard_all(LocalFileSystem(str(tmp_path)), "job", 1)
     assert seen == [[]]
     assert CheckpointStore(world.files).next_number() == 2
+
+
+def test_no_checkpoint_is_cut_at_an_epoch_whose_output_is_not_published_yet(tmp_path: Path) -> None:
+    """A restore from it would begin after that epoch, and nobody would ever publish the output."""
+    world = coordinating.World(tmp_path)
+    world.coordinator = CheckpointCoordinator(
+        world.settings, world.store, JobFacts("job", "Job", 2), world.runner, coordinating.manifest(0),
+        world.failed.append, world.clock, published=False,
+    )  # fmt: skip
+    request = world.coordinator.request()
+    world.step()
+    assert not request.ended
+    world.coordinator.epoch_committed(coordinating.manifest(0), ())  # rolled forward
+    world.step()
+    assert request.wait(0).epoch == 0
+
+
+def test_spark_s_commit_says_that_the_output_of_an_epoch_is_published(world: World) -> None:
+    world.run(until=1)
+    newest = _newest(files_of(world))
+    assert output_is_published(files_of(world), newest)
+    (world.root / "spark" / "commits" / "0").unlink()
+    assert not output_is_published(files_of(world), newest)
+    assert output_is_published(files_of(world), None)

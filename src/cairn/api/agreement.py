@@ -62,6 +62,11 @@ def remedy(files: LocalFileSystem, manifest: Manifest | None) -> str:
     )
 
 
+def output_is_published(files: LocalFileSystem, manifest: Manifest | None) -> bool:
+    """Whether Spark has committed the batch of an epoch, which it does once the sinks have published their output."""
+    return manifest is None or manifest.epoch in spark_batches(files.root, "commits", manifest.spark)
+
+
 def check_order(files: LocalFileSystem, manifest: Manifest | None, sources: Callable[[], Sequence[str]] | None) -> None:
     """Positions are kept by number: refuse sources that changed places, or that another one took the place of."""
     if manifest is None or sources is None or not manifest.source_names:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from cairn.api.agreement import output_is_published
 from cairn.api.background import Background
 from cairn.api.claims import release_claims
 from cairn.api.job import JobHandle
@@ -69,6 +70,7 @@ def make_coordinator(
         chance=random.Random(),
         savepoints=SparkSavepoints(spark, files, facts, compact_interval, background),
         failover=handle.restarts > 0,
+        published=output_is_published(files, recovered.manifest),
         insight=Insight(
             [(plan.uid, plan.name, plan.parallelism) for plan in plans],
             progress.acknowledged,

@@ -62,6 +62,7 @@ class CheckpointCoordinator:
         savepoints: SavepointRunner | None = None,
         failover: bool = False,
         insight: Insight | None = None,
+        published: bool = True,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -69,6 +70,9 @@ class CheckpointCoordinator:
         self._facts = facts
         self._runner = runner
         self._current = current
+        self._published = published
+        """Whether the output of the newest epoch is visible. Until then no checkpoint is cut there: a restore would
+        begin after that epoch, and its output would be lost."""
         self._tasks: Tasks = ()
         self._running: tuple[int, str] | None = None
         self._intolerable = intolerable
@@ -119,6 +123,7 @@ class CheckpointCoordinator:
         with self._changed:
             self._running = None
             self._current = manifest
+            self._published = True
             self._tasks = tasks
             for pending in self._pending.values():
                 if pending.manifest is None:
@@ -329,7 +334,8 @@ class CheckpointCoordinator:
             pending.number, pending.type.value, pending.trigger_ms, self._facts.job_id,
         )  # fmt: skip
         if self._running is None:
-            self._cut(pending, in_flight="", durable=True)
+            if self._published:
+                self._cut(pending, in_flight="", durable=True)
         elif self._settings.unaligned and self._settings.aligned_timeout_ms == 0 and not pending.is_savepoint:
             self._cut_unaligned(pending)
         else:
