@@ -321,3 +321,21 @@ def test_spark_s_commit_says_that_the_output_of_an_epoch_is_published(world: Wor
     (world.root / "spark" / "commits" / "0").unlink()
     assert not output_is_published(files_of(world), newest)
     assert output_is_published(files_of(world), None)
+
+
+def test_no_unaligned_checkpoint_is_cut_at_the_epoch_before_one_that_is_being_committed(tmp_path: Path) -> None:
+    """What the commit makes superfluous is decided by then; the checkpoint would need it."""
+    world = coordinating.World(tmp_path, unaligned=True, aligned_timeout_ms=0)
+    world.commit(0)
+    world.coordinator.epoch_began(1, "offsets of 1")
+    world.coordinator.pins()
+    request = world.coordinator.request()
+    world.step(10)
+    assert not request.ended
+    world.coordinator.epoch_committed(coordinating.manifest(1), [])
+    world.step()
+    assert request.wait(0).epoch == 1
+    world.coordinator.epoch_began(2, "offsets of 2")
+    unaligned = world.coordinator.request()
+    world.step(10)
+    assert unaligned.wait(0).epoch == 1

@@ -75,6 +75,7 @@ class CheckpointCoordinator:
         begin after that epoch, and its output would be lost."""
         self._tasks: Tasks = ()
         self._running: tuple[int, str] | None = None
+        self._committing = False
         self._intolerable = intolerable
         self._clock = clock or SystemClock()
         self._insight = insight or Insight()
@@ -122,6 +123,7 @@ class CheckpointCoordinator:
             self._retained.committed(manifest.garbage.files)
         with self._changed:
             self._running = None
+            self._committing = False
             self._current = manifest
             self._published = True
             self._tasks = tasks
@@ -134,6 +136,7 @@ class CheckpointCoordinator:
         """The running epoch will not be committed by this run: what waited for its end is given up."""
         with self._changed:
             self._running = None
+            self._committing = False
             for pending in list(self._pending.values()):
                 if pending.manifest is None:
                     self._abort(pending, FailureReason.TASK_FAILURE, f"epoch {epoch} failed: {error}")
@@ -206,8 +209,13 @@ class CheckpointCoordinator:
         return msgspec.structs.replace(info, operators=operators)
 
     def pins(self) -> Pins:
-        """What must not be deleted: what retained checkpoints, and those in the making, need."""
+        """What must not be deleted: what retained checkpoints, and those in the making, need.
+
+        The epoch that runs is about to be committed with this knowledge. So from here until it has ended, no checkpoint
+        is cut at the epoch before it.
+        """
         with self._lock:
+            self._committing = True
             making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
             return self._retained.pins(making)
 
@@ -352,8 +360,8 @@ class CheckpointCoordinator:
                 self._cut_unaligned(pending)
 
     def _cut_unaligned(self, pending: Pending) -> None:
-        if self._current is None or self._running is None:
-            return  # nothing is committed yet: it waits for the first epoch
+        if self._current is None or self._running is None or self._committing:
+            return  # nothing is committed yet, or the running epoch is about to be: it waits for that
         pending.type = CheckpointType.UNALIGNED_CHECKPOINT
         self._cut(pending, in_flight=self._running[1], durable=True)
 
