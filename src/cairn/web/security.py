@@ -10,7 +10,9 @@ A request passes these in order:
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import re
 import secrets
 from collections.abc import MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -39,6 +41,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _SAFE = ("GET", "HEAD")
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+"""RFC 9110, `Host`: no user, no path, no second port, no zone of an address."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -49,7 +53,7 @@ class Guard:
         self._app = app
         self._options = options
         own = options.address if options.address not in ("0.0.0.0", "::") else ""  # noqa: S104 - compared, not bound
-        self._hosts = {host.lower() for host in (*_LOOPBACK, own, *options.hosts) if host}
+        self._hosts = {_canonical(host) for host in (*_LOOPBACK, own, *options.hosts) if host}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -90,10 +94,11 @@ class Guard:
         await self._app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: dict[str, Any], headers: Headers) -> Response | None:
-        host = headers.get("host", "")
-        if _name(host).lower() not in self._hosts:
+        named = headers.getlist("host")
+        host = named[0] if len(named) == 1 else ""
+        if host_name(host) not in self._hosts:
             return problem(
-                421, "forbidden-host", f"this server does not answer to the host {_name(host)[:100]!r}",
+                421, "forbidden-host", f"this server does not answer to the host {', '.join(named)[:100]!r}",
                 "Use the address that the job printed, or set cairn.web.hosts.",
             )  # fmt: skip
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)[:50])
@@ -113,7 +118,7 @@ class Guard:
                 403, "read-only", "this server changes nothing", "Use the command line, or unset cairn.web.read-only."
             )
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        foreign = origin is not None and origin.split("://", 1)[-1].lower() != host.lower()
+        foreign = origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}")
         if foreign or site not in (None, "same-origin", "none"):
             return problem(403, "foreign-origin", "a page of another origin may not change anything here")
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
@@ -156,11 +161,22 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def _name(host: str) -> str:
-    """The name in a `Host` header, without the port."""
-    if host.startswith("["):
-        return host[1:].split("]")[0]
-    return host.rsplit(":", 1)[0] if ":" in host else host
+def host_name(host: str) -> str | None:
+    """The name or address in a `Host` header, in one spelling; None unless it is `uri-host [":" port]` and no more."""
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return None
+    if match["ipv6"] is None:
+        return match["name"].lower()
+    try:
+        return str(ipaddress.IPv6Address(match["ipv6"]))
+    except ValueError:
+        return None
+
+
+def _canonical(host: str) -> str:
+    """A configured name or address, spelled as `host_name` spells it."""
+    return host_name(f"[{host}]") or host.lower()
 
 
 def _cookie(host: str) -> str:
