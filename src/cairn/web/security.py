@@ -28,6 +28,8 @@ from cairn.web.problems import problem
 _audit = logging.getLogger("cairn.audit")
 MAX_BODY = 64 * 1024
 BODY_SECONDS = 10.0
+MOST_REQUESTS = 32
+"""Answered at once, besides metrics, which stay to be had, and streams, which have a limit of their own."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -52,6 +54,7 @@ class Guard:
     def __init__(self, app: Any, options: WebOptions) -> None:
         self._app = app
         self._options = options
+        self._answering = 0
         own = options.address if options.address not in ("0.0.0.0", "::") else ""  # noqa: S104 - compared, not bound
         self._hosts = {_canonical(host) for host in (*_LOOPBACK, own, *options.hosts) if host}
 
@@ -73,17 +76,33 @@ class Guard:
         refused = self._refusal(scope, headers)
         if refused is not None:
             await refused(scope, receive, send_with_headers)
-            return
+        elif _uncounted(scope["path"]):
+            await self._answer(scope, receive, send_with_headers)
+        elif self._answering >= MOST_REQUESTS:
+            busy = problem(
+                503, "busy", f"{MOST_REQUESTS} other requests are being answered", "Ask again in a second.",
+                {"Retry-After": "1"},
+            )  # fmt: skip
+            await busy(scope, receive, send_with_headers)
+        else:
+            self._answering += 1
+            try:
+                await self._answer(scope, receive, send_with_headers)
+            finally:
+                self._answering -= 1
+
+    async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Let a request through that is not refused, with its whole body if it has to have one."""
         if scope["method"] not in _SAFE:
             try:
                 body = await asyncio.wait_for(_read(receive), BODY_SECONDS)
             except TimeoutError:
                 too_slow = problem(408, "invalid-input", f"the body did not arrive within {BODY_SECONDS:.0f} s")
-                await too_slow(scope, receive, send_with_headers)
+                await too_slow(scope, receive, send)
                 return
             if body is None:
                 too_large = problem(413, "invalid-input", f"the body is larger than {MAX_BODY} bytes")
-                await too_large(scope, receive, send_with_headers)
+                await too_large(scope, receive, send)
                 return
             who = scope.get("client") or ("?", 0)
             _audit.info(
@@ -91,7 +110,7 @@ class Guard:
                 one_line(body[:500].decode("utf-8", "replace")),
             )  # fmt: skip
             receive = _replay(body, receive)
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, send)
 
     def _refusal(self, scope: dict[str, Any], headers: Headers) -> Response | None:
         named = headers.getlist("host")
@@ -154,6 +173,10 @@ class Guard:
 
     def _fits(self, given: str) -> bool:
         return secrets.compare_digest(given.encode("utf-8", "replace"), self._options.token.encode())
+
+
+def _uncounted(path: str) -> bool:
+    return path == "/metrics" or (path.startswith("/api/") and path.endswith("/events"))
 
 
 def one_line(text: str) -> str:
