@@ -110,7 +110,7 @@ class ManifestStore:
 
     def load(self, epoch: int) -> Manifest:
         path = layout.epoch_path(epoch)
-        manifest = decode_manifest(container.read(self.files, path), f"{self.files.root}/{path}")
+        manifest = decode_manifest(self.files.read(path), f"{self.files.root}/{path}")
         if manifest.epoch != epoch:
             raise CorruptFileError(f"{self.files.root}/{path} holds the manifest of epoch {manifest.epoch}")
         return manifest
@@ -235,7 +235,10 @@ class Runs:
         """Raise `FencedError` if a newer run has taken the job."""
         if self.files.exists(layout.run_path(mine + 1)):
             newest = self.newest()
-            record = self.record(newest)
+            try:
+                record = self.record(newest)
+            except CorruptFileError:  # whoever wrote it, it is newer
+                record = None
             who = record.describe() if record else f"run {newest}"
             raise FencedError(
                 f"this is run {mine} of the job in {self.files.root}, and {who} has taken it over; this run stops and "
