@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import threading
 import time
@@ -26,6 +25,7 @@ from cairn.coordinator.parties import JobFacts, WrittenSavepoint
 from cairn.coordinator.pending import SavepointOrder
 from cairn.coordinator.statistics import by_subtask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, from_traceback
+from cairn.logs import get_logger
 from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
@@ -35,7 +35,7 @@ from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.manifests import load_identity
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
 
-_log = logging.getLogger("cairn.api")
+_log = get_logger("cairn.api")
 
 
 def target_directory(given: str | None, configured: str) -> str:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import zlib
 from collections.abc import Callable
 
 from cairn.errors import CorruptFileError
+from cairn.logs import get_logger
 from cairn.model.manifest import NO_WATERMARK
 from cairn.storage import layout, regular
 from cairn.storage.filesystem import LocalFileSystem
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 _MAGIC = b"crc\0"
 _CHUNK = 512
 MAX_LOG = 1 << 32

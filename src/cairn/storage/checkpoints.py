@@ -7,7 +7,6 @@ checkpoint does not retain it, a run discarded it when it ended, or an overtaken
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, gave_up
 from cairn.storage import container, layout
@@ -25,7 +25,7 @@ from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, loca
 from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
 from cairn.storage.vetting import check_checkpoint
 
-_log = logging.getLogger("cairn.storage")
+_log = get_logger("cairn.storage")
 _MAGIC = b"CAIRNCK"
 _VERSION = b"1"
 HISTORY_KEPT = 1000

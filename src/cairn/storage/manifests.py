@@ -14,7 +14,14 @@ import uuid
 import msgspec
 import xxhash
 
-from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InternalError, NotFoundError
+from cairn.errors import (
+    CorruptFileError,
+    FencedError,
+    IncompatibleStateError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+)
 from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import container, layout
 from cairn.storage.container import HEAD
@@ -182,6 +189,10 @@ def load_identity(files: FileSystem) -> JobIdentity | None:
         identity = msgspec.json.decode(files.read(layout.JOB), type=JobIdentity)
     except msgspec.MsgspecError as error:
         raise CorruptFileError(f"{where} cannot be read: {error}", path=where) from error
+    try:
+        layout.checked(identity.job_id, "job id")
+    except InvalidInputError as error:
+        raise CorruptFileError(f"{where} is refused: {error.message}", path=where) from None
     if identity.format_version > FORMAT_VERSION:
         raise IncompatibleStateError(
             f"{where} has format {identity.format_version}; this cairn reads up to {FORMAT_VERSION}", path=where

@@ -10,7 +10,6 @@ path is compared with an allow-list, links are not followed, and nothing in it c
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
 import time
@@ -28,6 +27,7 @@ from cairn.errors import (
     NotFoundError,
     StorageError,
 )
+from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
 from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_state
@@ -37,7 +37,7 @@ from cairn.storage import container, layout, regular
 from cairn.storage.filesystem import FileSystem, local_root, open_filesystem, sync
 from cairn.storage.regular import MAX_METADATA
 
-_log = logging.getLogger("cairn.storage")
+_log = get_logger("cairn.storage")
 _MAGIC = b"CAIRNSV"
 _VERSION = b"1"
 _LEFTOVER_SECONDS = 24 * 3600

@@ -5,7 +5,6 @@ All of it is statistics: a job that cannot write it goes on, and says so once.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -16,11 +15,12 @@ import msgspec
 
 from cairn.coordinator.epochs import EpochReport
 from cairn.errors import CairnError, CorruptFileError, NotFoundError
+from cairn.logs import get_logger
 from cairn.model.manifest import TaskMetrics
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 
-_log = logging.getLogger("cairn.view")
+_log = get_logger("cairn.view")
 EVENTS_KEPT = 500
 CHUNKS_KEPT = 60
 LIVE_EPOCHS = 2000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,8 +21,9 @@ from cairn.errors import (
     StorageError,
     remedy,
 )
+from cairn.logs import get_logger
 
-_log = logging.getLogger("cairn.web")
+_log = get_logger("cairn.web")
 MEDIA = "application/problem+json"
 _STATUS: tuple[tuple[type[CairnError], int], ...] = (
     (InvalidInputError, 400),

@@ -20,6 +20,7 @@ from cairn import __version__
 from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.runtime.snapshots import Snapshot, open_snapshot
 from cairn.storage import layout
+from cairn.text import no_formula
 from cairn.view import documents
 from cairn.view import state as states
 from cairn.view.exceptions import exceptions as history_of
@@ -49,7 +50,6 @@ PROBLEMS: dict[int | str, Document] = {
         500: "a file of the job is damaged, or an error that nobody foresaw", 503: "the storage cannot be reached",
     }.items()
 }  # fmt: skip
-_FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _STREAMS = 16
 _PULSE = 1.0
 
@@ -158,7 +158,7 @@ def _csv(names: Iterable[str], rows: Iterable[Iterable[Any]], file: str) -> Resp
     writer = csv.writer(out)
     writer.writerow(names)
     for row in rows:
-        writer.writerow([f"'{v}" if isinstance(v, str) and v.lstrip()[:1] in _FORMULAS and v else v for v in row])
+        writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
     headers = {"Content-Disposition": f'attachment; filename="{file}"'}
     return Response(out.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import re
 import secrets
 from collections.abc import MutableMapping
@@ -22,10 +21,12 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 
+from cairn.logs import get_logger
+from cairn.text import one_line
 from cairn.web.options import WebOptions
 from cairn.web.problems import problem
 
-_audit = logging.getLogger("cairn.audit")
+_audit = get_logger("cairn.audit")
 MAX_BODY = 64 * 1024
 BODY_SECONDS = 10.0
 MOST_REQUESTS = 32
@@ -177,11 +178,6 @@ class Guard:
 
 def _uncounted(path: str) -> bool:
     return path == "/metrics" or (path.startswith("/api/") and path.endswith("/events"))
-
-
-def one_line(text: str) -> str:
-    """Foreign text for a log: what would begin another line, or steer a terminal, is written out."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def host_name(host: str) -> str | None:

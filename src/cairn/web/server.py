@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import socket
 import threading
 import time
@@ -11,12 +10,13 @@ import time
 import uvicorn
 
 from cairn.errors import CairnError, StorageError
+from cairn.logs import get_logger
 from cairn.web.app import create_app
 from cairn.web.catalogue import Catalogue
 from cairn.web.connections import BoundedProtocol
 from cairn.web.options import WebOptions
 
-_log = logging.getLogger("cairn.web")
+_log = get_logger("cairn.web")
 _TRIES = 100
 
 
