@@ -376,7 +376,7 @@ def test_records_that_are_too_large_are_neither_read_nor_written(
     store = ManifestStore(files)
     whole = store.load(0), CheckpointStore(files).load(1)
     for path in (tmp_path / "epochs" / f"{0:020d}", tmp_path / "chk-1" / "_metadata"):
-        os.truncate(path, container.MAX_BODY + container.HEAD + 1)  # a hole: it takes no room
+        os.truncate(path, regular.MAX_BODY + container.HEAD + 1)  # a hole: it takes no room
     with pytest.raises(CorruptFileError, match=r"epochs/0+ is refused: it has 1073741845 bytes, at most 1073741844"):
         store.load(0)
     with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it has 1073741845 bytes"):
