@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -32,7 +33,7 @@ from cairn.model.manifest import Manifest
 from cairn.model.types import Storage
 from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import open_snapshot
-from cairn.storage import container, statefile
+from cairn.storage import container, regular, statefile
 from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
 from cairn.storage.cleanup import collect, plan_garbage, sweep
 from cairn.storage.filesystem import LocalFileSystem
@@ -179,16 +180,21 @@ def cleaned_up(store: ManifestStore) -> int:
     return len(garbage.files)
 
 
-def test_storage_that_fails_at_the_start_costs_no_checkpoint_its_files(tmp_path: Path) -> None:
+def test_storage_that_fails_at_the_start_costs_no_checkpoint_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = long_job(tmp_path)
-    metadata = tmp_path / "chk-1" / "_metadata"
-    good = metadata.read_bytes()
-    metadata.unlink()
-    metadata.mkdir()  # reading it fails, as if the storage did
-    with pytest.raises(StorageError, match="chk-1/_metadata"):
-        cleaned_up(store)
-    metadata.rmdir()
-    metadata.write_bytes(good)
+    read = regular.read
+
+    def failing(path: str, limit: int) -> bytes:
+        if path.endswith("chk-1/_metadata"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return read(path, limit)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(regular, "read", failing)
+        with pytest.raises(StorageError, match="chk-1/_metadata"):
+            cleaned_up(store)
     assert cleaned_up(store) > 0
     checkpoint = CheckpointStore(store.files).load(1)
     assert damage(store.files, checkpoint.manifest, thorough=True, checkpoint=checkpoint) == ""
@@ -370,8 +376,8 @@ def test_records_that_are_too_large_are_neither_read_nor_written(
     store = ManifestStore(files)
     whole = store.load(0), CheckpointStore(files).load(1)
     for path in (tmp_path / "epochs" / f"{0:020d}", tmp_path / "chk-1" / "_metadata"):
-        os.truncate(path, container.MAX_BODY + container.HEAD + 1)  # a hole: it takes no room
-    with pytest.raises(CorruptFileError, match=r"epochs/0+ is refused: it has 1073741845 bytes, at most 1073741824"):
+        os.truncate(path, regular.MAX_BODY + container.HEAD + 1)  # a hole: it takes no room
+    with pytest.raises(CorruptFileError, match=r"epochs/0+ is refused: it has 1073741845 bytes, at most 1073741844"):
         store.load(0)
     with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it has 1073741845 bytes"):
         CheckpointStore(files).load(1)

@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 from cairn.cli.completion import job_names
 from cairn.cli.main import app
 from cairn.cli.memory import plan_memory
-from cairn.cli.output import printable
 from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import create_identity
+from cairn.text import printable
 
 
 @pytest.fixture(scope="module")

@@ -8,22 +8,30 @@ import io
 import json
 import logging
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tests.unit.restoring import checkpoint_of, harness
+from tests.unit.test_cli_state import call
 from tests.unit.test_web_pages import PAGES, Reader
 from tests.unit.test_web_rest import BEARER, TOKEN, client_of
 from tests.unit.webjob import JOB, START, UID, info, make_job
 
-from cairn.cli import checkpoints, state
+from cairn import KeyedProcessFunction, ValueStateDescriptor
+from cairn.cli import checkpoints, jobs, state
 from cairn.cli.listing import list_jobs
-from cairn.cli.output import Output, json_text, printable
-from cairn.errors import InvalidInputError
-from cairn.model.checkpoint import CheckpointStatus, FailureReason
+from cairn.cli.output import Output, json_text
+from cairn.cli.progress import progress
+from cairn.errors import CheckpointFailedError, CorruptFileError, InvalidInputError
+from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.text import printable
+from cairn.view.journal import Journal
 from cairn.view.notebook import job_html, sparkline, table
 from cairn.view.reading import JobReader
 from cairn.web import security
@@ -113,6 +121,62 @@ def test_no_command_lets_it_steer_the_terminal(
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", told.out + told.err)
 
 
+LINES = "a\nFORGED line\r\x0bFORGED line\u2028FORGED line"
+
+
+@pytest.fixture
+def forging(root: Path, tmp_path: Path) -> Path:
+    """A job whose names and causes have line breaks."""
+    shutil.copytree(root, tmp_path / "jobs")
+    made = tmp_path / "jobs" / JOB
+    identity = json.loads((made / "job.json").read_text())
+    (made / "job.json").write_text(json.dumps({**identity, "name": LINES}))
+    store = CheckpointStore(LocalFileSystem(str(made)))
+    store.remember(info(9, START + 90_000, path=f"/jobs/{LINES}", type=CheckpointType.SAVEPOINT))
+    Journal(LocalFileSystem(str(made))).add(7, "failed", LINES)
+    return tmp_path / "jobs"
+
+
+@pytest.mark.parametrize("columns", [80, 240])
+def test_no_command_prints_a_line_that_foreign_text_has_begun(
+    forging: Path, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Output, "columns", columns)
+    out = Output()
+    list_jobs(str(forging), False, None, out)
+    checkpoints.show_checkpoints(JOB, str(forging), 10, out)
+    state.ls(str(forging / JOB), out)
+    out.line(state._line(LINES))
+    out.message(LINES)
+    with pytest.raises(CheckpointFailedError) as refused:
+        jobs.cancel_job(JOB, str(forging), 0.1, out)
+    out.error(refused.value)
+    out.error(InvalidInputError(LINES, remedy=LINES))
+    with progress(out, LINES, 3) as advance:
+        advance(3)
+    told = capsys.readouterr()
+    assert "FORGED" in told.out
+    assert "FORGED" in told.err
+    assert not re.search(r"^FORGED", told.out + told.err, re.MULTILINE)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", told.out + told.err)
+
+
+def test_a_value_of_several_lines_is_one_line_and_json_has_it_to_the_letter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Output().line(state._line("a\tb\nc"))
+    assert capsys.readouterr().out == "a\\tb\\nc\n"
+    Output(as_json=True).document({"value": "a\tb\nc"})
+    assert json.loads(capsys.readouterr().out) == {"value": "a\tb\nc"}
+
+
+def test_a_traceback_that_was_asked_for_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().error(InvalidInputError(HOSTILE), debug=True)
+    told = capsys.readouterr().err
+    assert "InvalidInputError" in told
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", told)
+
+
 def test_colours_of_ours_stay_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     class Screen(io.StringIO):
         def isatty(self) -> bool:
@@ -180,3 +244,51 @@ def test_a_body_that_does_not_come_is_given_up(root: Path, monkeypatch: pytest.M
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
     asyncio.run(security.Guard(app, WebOptions(token=TOKEN))(scope, receive, send))
     assert sent[0]["status"] == 408
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1", FORMULA]
+
+
+class Formulas(KeyedProcessFunction):
+    def open(self, runtime_context: Any) -> None:
+        self.text = runtime_context.get_state(ValueStateDescriptor("text", "string"))
+        self.number = runtime_context.get_state(ValueStateDescriptor("number", "bigint"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.text.update(value.key)
+        self.number.update(value.n)
+        yield (value.key, "")
+
+
+def exported(tmp_path: Path, state: str, *options: str) -> list[list[str]]:
+    if not (tmp_path / "job").exists():
+        with harness(Formulas(), tmp_path / "job") as job:
+            job.push(*[(text, -1 - number) for number, text in enumerate([*FORMULAS, "plain", "1-1"])])
+            job.run_epoch()
+        checkpoint_of(tmp_path / "job")
+    target = tmp_path / f"{state}{len(options)}.csv"
+    assert call("state", "export", str(tmp_path / "job"), UID, state, str(target), *options)[0] == 0
+    with target.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_exported_text_begins_no_formula_and_numbers_stay_numbers(tmp_path: Path) -> None:
+    safe = {f"'{text}" for text in FORMULAS} | {"plain", "1-1"}
+    head, *rows = exported(tmp_path, "text")
+    assert {row[head.index("value")] for row in rows} == safe
+    assert {row[head.index("key")] for row in rows} == safe
+    head, *rows = exported(tmp_path, "number")
+    assert {int(row[head.index("value")]) for row in rows} == {-1 - number for number in range(len(FORMULAS) + 2)}
+
+
+def test_exported_text_is_raw_where_that_is_asked_for(tmp_path: Path) -> None:
+    head, *rows = exported(tmp_path, "text", "--raw-csv")
+    assert {row[head.index("value")] for row in rows} == {*FORMULAS, "plain", "1-1"}
+
+
+def test_a_job_whose_id_is_no_name_is_damaged(tmp_path: Path) -> None:
+    made = make_job(tmp_path)
+    identity = json.loads((made / "job.json").read_text())
+    (made / "job.json").write_text(json.dumps({**identity, "job_id": LINES}))
+    with pytest.raises(CorruptFileError, match=r"job\.json is refused: job id 'a\\nFORGED"):
+        JobReader(str(made)).identity()

@@ -224,9 +224,55 @@ def test_every_answer_carries_the_headers(web: TestClient) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8081", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:8081",
+        "",
+        "127.0.0.1:8081@evil",
+        "127.0.0.1:8081@evil:8081",
+        "user@127.0.0.1:8081",
+        "user:8081@127.0.0.1",
+        "127.0.0.1:8081:8081",
+        "127.0.0.1:",
+        "127.0.0.1:80a",
+        "127.0.0.1:123456",
+        "127.0.0.1:-1",
+        "127.0.0.1/evil",
+        "127.0.0.1?evil",
+        "127.0.0.1#evil",
+        "127.0.0.1, evil.example",
+        "127.0.0.1 evil",
+        "http://127.0.0.1:8081",
+        "localhost.",
+        "localhost%2e",
+        "[::1]evil",
+        "[::1]:8081@evil",
+        "[::1",
+        "::1",
+        "[127.0.0.1]",
+        "[localhost]",
+        "[::1%25lo]",
+        ":8081",
+        "127.0.0.1:\u0668\u0660",
+    ],
+)
 def test_a_foreign_host_gets_nothing(web: TestClient, host: str) -> None:
-    assert web.get("/api/v1/jobs", headers={"Host": host}).status_code == 421
+    assert web.get("/api/v1/jobs", headers={b"Host": host.encode()}).status_code == 421
+
+
+def test_a_request_with_two_hosts_gets_nothing(web: TestClient) -> None:
+    own = (b"Host", b"127.0.0.1:8081")
+    assert web.get("/api/v1/jobs", headers=[own]).status_code == 200
+    assert web.get("/api/v1/jobs", headers=[own, (b"Host", b"evil.example")]).status_code == 421
+    assert web.get("/api/v1/jobs", headers=[own, own]).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST:8081", "[::1]", "[0:0:0:0:0:0:0:1]:8081", "127.0.0.1:9000"])
+def test_the_own_host_is_answered_however_it_is_written(web: TestClient, host: str) -> None:
+    assert web.get("/api/v1/jobs", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("number", ["²", "x", "-1", "9" * 16])

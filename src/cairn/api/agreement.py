@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 
 from cairn.api.sources import moved_sources, positions_of
+from cairn.coordinator.offsets import MAX_ENTRY
 from cairn.errors import CorruptFileError, IncompatibleStateError
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import Manifest
-from cairn.storage import layout
+from cairn.storage import layout, regular
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.words import shell_word
@@ -105,8 +106,8 @@ def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
             path=files.root,
         )
     if manifest is not None:
-        with open(os.path.join(files.root, folder, "offsets", str(newest)), "rb") as file:
-            positions = file.read().decode(errors="replace")
+        entry = os.path.join(files.root, folder, "offsets", str(newest))
+        positions = regular.read(entry, MAX_ENTRY).decode(errors="replace")
         if positions != manifest.offsets:
             raise CorruptFileError(
                 f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/{folder} "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import cast
@@ -14,8 +13,9 @@ from cairn.api.graph import Build, Output, functions_of, hidden_functions, share
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import Reader, sink_reader, tagged_union
 from cairn.api.stream import DataStream
+from cairn.logs import get_logger
 
-_log = logging.getLogger("cairn.api")
+_log = get_logger("cairn.api")
 
 
 def final_frame(sinks: Sequence[tuple[DataStream, BaseSink]]) -> tuple[DataFrame, dict[str, Reader]]:

@@ -9,20 +9,20 @@ next run drops it before anything else.
 from __future__ import annotations
 
 import json
-import logging
 from contextlib import suppress
 
 import msgspec
 
 from cairn.api.snapshots import Snapshot
 from cairn.errors import CairnError, CorruptFileError, InvalidInputError, NotFoundError
+from cairn.logs import get_logger
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifests import IncompleteManifestError, JobIdentity, ManifestStore, load_identity
 from cairn.storage.savepoints import dispose
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 
 
 class Claim(msgspec.Struct, frozen=True):

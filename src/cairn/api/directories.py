@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import shutil
 import tempfile
 
 from cairn.errors import CairnError
+from cairn.logs import get_logger
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem
 
-_log = logging.getLogger("cairn.api")
+_log = get_logger("cairn.api")
 
 
 def driver_directory() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 import warnings
@@ -57,6 +56,7 @@ from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import InvalidInputError, NotFoundError
+from cairn.logs import get_logger
 from cairn.model import keygroups
 from cairn.model.ddl import key_ddl
 from cairn.model.descriptors import Time
@@ -69,7 +69,7 @@ from cairn.storage.manifests import Runs, load_identity
 from cairn.storage.probe import check_promises
 from cairn.storage.retry import RetryingFileSystem
 
-_log = logging.getLogger("cairn.api")
+_log = get_logger("cairn.api")
 CONFIG_VARIABLE = "CAIRN_CONFIG"
 COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -14,12 +13,13 @@ from typing import Any, Protocol
 from cairn.api.gate import EpochGate
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.errors import CairnError
+from cairn.logs import get_logger
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.words import shell_word
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 PATIENCE = 30.0
 """Seconds for the running epoch and the last checkpoint together."""
 

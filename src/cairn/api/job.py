@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -36,6 +35,7 @@ from cairn.errors import (
     EpochFailedError,
     FencedError,
 )
+from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
@@ -46,7 +46,7 @@ from cairn.view.notebook import Checkpoints, job_html
 from cairn.view.reading import JobReader
 from cairn.view.records import JobView
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 
 
 class JobStatus(Enum):

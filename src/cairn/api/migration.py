@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,13 @@ from cairn.api.background import POOL
 from cairn.api.planning import OperatorRestore, RestorePlan
 from cairn.api.snapshots import Snapshot
 from cairn.errors import InternalError, StorageError, from_traceback
+from cairn.logs import get_logger
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import StateHandle
 from cairn.runtime.rewrite import RewriteWork, rewrite_range
 from cairn.runtime.savepoint import LoadWork, load_tables
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 PIECES = 4
 """Most tasks for each subtask that the operator will have."""
 PIECE_ROWS = 200_000

@@ -5,7 +5,6 @@ Nothing here is done by the stream's thread.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,9 +15,10 @@ from pyspark.sql import SparkSession
 
 from cairn.api.sources import is_again
 from cairn.coordinator.statistics import Tasks
+from cairn.logs import get_logger
 from cairn.model.manifest import TaskAck
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 _PATIENCE = 0.1
 """Seconds: Spark's own bookkeeping is a little behind its scheduler."""
 _MOST_TASKS = 1000

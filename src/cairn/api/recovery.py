@@ -6,7 +6,6 @@ else is an error that says what is missing and what is still intact. State is ne
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +48,7 @@ from cairn.errors import (
     NotFoundError,
     StorageError,
 )
+from cairn.logs import get_logger
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
@@ -62,7 +62,7 @@ from cairn.storage.manifests import (
     load_identity,
 )
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ folder. Adding it is the commit: whatever happens before leaves files that nobod
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 import uuid
@@ -28,6 +27,7 @@ from cairn.api.sources import (
 )
 from cairn.api.sparklogs import commit_batch
 from cairn.errors import CorruptFileError, InternalError, NotFoundError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.state.files import StateFiles
@@ -38,7 +38,7 @@ from cairn.storage.manifests import ManifestStore, RunRecord, Runs
 from cairn.storage.savepoints import verify
 from cairn.storage.statefile import StateFile
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 
 
 def snapshot_damage(snapshot: Snapshot) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from cairn.errors import CairnError, CorruptFileError, FencedError, IncompatibleStateError, StorageError
+from cairn.logs import get_logger
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import Runs
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 
 
 def keeps_checkpoints(retention: str, canceled: bool, failure: CairnError | None) -> bool:

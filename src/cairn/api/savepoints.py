@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import threading
 import time
@@ -20,21 +19,23 @@ from cairn import __version__
 from cairn.api.background import Background
 from cairn.api.origin import note_taken
 from cairn.api.sources import copy_sources
+from cairn.api.sparklogs import MAX_LOG
 from cairn.coordinator.compaction import ranges_of
 from cairn.coordinator.parties import JobFacts, WrittenSavepoint
 from cairn.coordinator.pending import SavepointOrder
 from cairn.coordinator.statistics import by_subtask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, from_traceback
+from cairn.logs import get_logger
 from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
-from cairn.storage import layout
+from cairn.storage import layout, regular
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.manifests import load_identity
 from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
 
-_log = logging.getLogger("cairn.api")
+_log = get_logger("cairn.api")
 
 
 def target_directory(given: str | None, configured: str) -> str:
@@ -194,8 +195,7 @@ class SparkSavepoints:
         for place, _, names in os.walk(root):
             for name in sorted(names):
                 full = os.path.join(place, name)
-                with open(full, "rb") as file:
-                    data = file.read()
+                data = regular.read(full, MAX_LOG)
                 sync(full)
                 relative = os.path.relpath(full, target).replace(os.sep, "/")
                 found.append(SourceFile(relative, len(data), xxhash.xxh3_64_hexdigest(data)))

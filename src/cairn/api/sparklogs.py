@@ -10,30 +10,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import zlib
 from collections.abc import Callable
 
 from cairn.errors import CorruptFileError
+from cairn.logs import get_logger
 from cairn.model.manifest import NO_WATERMARK
-from cairn.storage import layout
+from cairn.storage import layout, regular
 from cairn.storage.filesystem import LocalFileSystem
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 _MAGIC = b"crc\0"
 _CHUNK = 512
+MAX_LOG = 1 << 32
+"""The log of a file source has a line for every file that it ever read."""
 _ENTRY = re.compile(r"\d+(\.compact)?")
 
 
 def read_log(path: str) -> bytes:
     """The bytes of a log file, compared with the checksums beside it, if there are any that can be used."""
-    with open(path, "rb") as file:
-        data = file.read()
+    data = regular.read(path, MAX_LOG)
     try:
-        with open(_checksums(path), "rb") as file:
-            told = file.read()
+        told = regular.read(_checksums(path), MAX_LOG)
     except FileNotFoundError:
         return data
     chunk = int.from_bytes(told[4:8], "big")

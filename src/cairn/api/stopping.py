@@ -6,7 +6,6 @@ the job died on the way, and says whether the savepoint exists.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,12 +18,13 @@ from cairn.api.savepoints import savepoint_path
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.pending import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError, CheckpointFailedError, NotFoundError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.savepoints import read_savepoint
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 
 
 class StopNote(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ Spark SQL between them has no vertex of its own, as a chain of operators has non
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,11 @@ import msgspec
 
 from cairn.api.graph import Function, Given, Node, Output, functions_of, hidden_functions
 from cairn.api.spark import source_names
+from cairn.logs import get_logger
 from cairn.runtime.operator import OperatorSpec
 from cairn.view.topology import BROADCAST, FORWARD, HASH, REBALANCE, Link, Vertex
 
-_log = logging.getLogger("cairn.api")
+_log = get_logger("cairn.api")
 
 
 def topology(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-_log = logging.getLogger("cairn.job")
+from cairn.logs import get_logger
+
+_log = get_logger("cairn.job")
 
 Watcher = Callable[[str, Any, dict[str, Any]], None]
 """Called with the event, the job's handle, and facts. Events: started, epoch, checkpoint, restarting, ended."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.cli.output import ExitCode, Output, printable
+from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress import Step, watching
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.coordinator.control import ask
@@ -26,6 +26,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.hints import running_directories
 from cairn.storage.manifests import JobIdentity, Runs, load_identity
+from cairn.text import one_line
 from cairn.view import words
 
 _ANSWER_SECONDS = 1.5
@@ -192,7 +193,7 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo], out: Output) -> N
             words.size(info.savepoint_bytes or info.full_bytes),
         ]
         if not narrow:
-            cells += [str(info.epoch) if info.epoch >= 0 else "-", _acknowledged(info), Text(_where(info))]
+            cells += [str(info.epoch) if info.epoch >= 0 else "-", Text(_acknowledged(info)), Text(_where(info))]
         table.add_row(*cells)
     out.table(table)
     for info in infos if narrow else ():
@@ -209,8 +210,8 @@ def _kind(info: CheckpointInfo) -> str:
 
 def _where(info: CheckpointInfo) -> str:
     if info.status is not CheckpointStatus.COMPLETED:
-        return printable(words.first_line(info.failure, 160))
-    return "discarded" if info.discarded else printable(info.path)
+        return one_line(words.first_line(info.failure, 160))
+    return "discarded" if info.discarded else one_line(info.path)
 
 
 def _acknowledged(info: CheckpointInfo) -> str:
@@ -221,7 +222,7 @@ def _acknowledged(info: CheckpointInfo) -> str:
     if info.status is CheckpointStatus.IN_PROGRESS and len(info.operators) > 1:
         missing = [f"{op.uid} {op.acknowledged}/{op.total}" for op in info.operators if op.acknowledged < op.total]
         text += f" ({', '.join(missing)})" if missing else ""
-    return text
+    return one_line(text)
 
 
 def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout: float, out: Output) -> int:

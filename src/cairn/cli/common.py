@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
 
 import typer
 
-from cairn.cli.output import ExitCode, Output, json_line, printable, usage_document
+from cairn.cli.output import ExitCode, Output, json_line, print_traceback, usage_document
+from cairn.text import one_line
 
 _ANYWHERE = ("--no-color", "--quiet", "-q", "--verbose", "-v")
 _OF_SCRIPTS = ("run", "plan")
@@ -54,11 +54,11 @@ def told_as_error(error: Exception, out: Output, debug: bool) -> int:
             error.show()
         return code
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        print_traceback(error)
     told = f"{type(error).__name__}: {error}"
     if out.as_json:
         print(json_line(usage_document(told, ExitCode.FAILED)), file=sys.stderr)
     else:
-        print(printable(f"error [internal]: {told}"), file=sys.stderr)
+        print(one_line(f"error [internal]: {told}"), file=sys.stderr)
         print("  remedy: Run again with --debug before the command to see where it happened.", file=sys.stderr)
     return ExitCode.FAILED

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from cairn.cli.output import ExitCode, Output, printable
+from cairn.cli.output import ExitCode, Output
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.filesystem import local_root
 from cairn.storage.hints import running_directories
+from cairn.text import one_line
 from cairn.view import words
 from cairn.view.documents import overview
 from cairn.view.health import health_of
@@ -127,19 +128,19 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
     for job in jobs:
         last = job.checkpoints.latest("COMPLETED")
         add(
-            Text(printable(_called(job))),
+            Text(one_line(_called(job))),
             Text(job.status, style=_COLOURS.get(job.status, "")),
             words.when(job.started_ms),
             words.duration(job.duration_ms),
             str(job.epoch) if job.epoch >= 0 else "-",
             _age(last, job.now_ms),
             words.size(job.state_bytes),
-            Text(printable(_verdict(job))),
-            Text(printable(job.url)),
+            Text(one_line(_verdict(job))),
+            Text(one_line(job.url)),
         )
     for path, error in damaged.items():
-        told = Text(printable(f"cannot be read: {error.message}"))
-        add(Text(printable(os.path.basename(path))), Text("DAMAGED", style="red"), *("-",) * 5, told, "")
+        told = Text(one_line(f"cannot be read: {error.message}"))
+        add(Text(one_line(os.path.basename(path))), Text("DAMAGED", style="red"), *("-",) * 5, told, "")
     out.table(table)
     here = local_root(directory)
     for job in jobs:

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, TextIO
 
@@ -26,7 +27,7 @@ from cairn.errors import (
     StorageError,
     remedy,
 )
-from cairn.view.words import printable as printable
+from cairn.text import one_line, printable
 
 _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
 """What `typer.style` makes of a colour."""
@@ -67,13 +68,13 @@ def exit_code(error: CairnError) -> ExitCode:
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
-def _shown(text: str, stream: TextIO) -> str:
+def _shown(text: str, stream: TextIO, safe: Callable[[str], str] = one_line) -> str:
     """A line as it may be printed: only the colours that `Output.style` makes are left, and only on a terminal."""
     if text.isprintable():
         return text
     if not wants_colour(stream):
-        return printable(text)
-    return "".join(part if _COLOUR.fullmatch(part) else printable(part) for part in _COLOUR.split(text))
+        return safe(text)
+    return "".join(part if _COLOUR.fullmatch(part) else safe(part) for part in _COLOUR.split(text))
 
 
 def json_text(value: Any) -> str:
@@ -129,7 +130,8 @@ class Output:
         self.quiet = quiet_wanted()
 
     def line(self, text: str = "") -> None:
-        """A line of the result, for people. Nothing is printed when the result is JSON."""
+        """A line of the result, for people; line breaks in it are shown as `\\n`. Nothing is printed when the result is
+        JSON."""
         if not self.as_json:
             print(_shown(text, sys.stdout))
 
@@ -159,12 +161,12 @@ class Output:
             print(json_line(value), flush=True)
 
     def message(self, text: str) -> None:
-        """Something about the work that is not its result; --quiet leaves it out."""
+        """A line about the work that is not its result; --quiet leaves it out."""
         if not self.quiet:
             self._say(text)
 
-    def _say(self, text: str) -> None:
-        print(_shown(text, sys.stderr), file=sys.stderr, flush=True)
+    def _say(self, text: str, safe: Callable[[str], str] = one_line) -> None:
+        print(_shown(text, sys.stderr, safe), file=sys.stderr, flush=True)
 
     def style(self, text: str, colour: str, *, stream: TextIO | None = None) -> str:
         if not wants_colour(stream or sys.stdout):
@@ -176,19 +178,24 @@ class Output:
     def error(self, error: CairnError, *, debug: bool = False) -> None:
         """What failed, why and what to do next; the traceback only when asked for."""
         if debug:
-            traceback.print_exception(error, file=sys.stderr)
+            print_traceback(error)
         if self.as_json:
             self._say(json_line(problem_document(error)))
             return
         head = self.style(f"error [{error.code}]:", "red", stream=sys.stderr)
-        self._say(f"{head} {error.message}")
+        self._say(f"{head} {_indent(error.message)}", printable)
         cause = error.facts.get("traceback") or error.facts.get("cause") or error.__cause__
         if cause is not None:
             text = f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(cause)
-            self._say(f"  cause:  {_indent(text if debug else _shortened(text))}")
+            self._say(f"  cause:  {_indent(text if debug else _shortened(text))}", printable)
         advice = remedy(error)
         if advice:
-            self._say(f"  remedy: {_indent(advice)}")
+            self._say(f"  remedy: {_indent(advice)}", printable)
+
+
+def print_traceback(error: BaseException) -> None:
+    """On stderr, as Python prints it, without what a terminal would act upon."""
+    print(printable("".join(traceback.format_exception(error)).rstrip()), file=sys.stderr)
 
 
 def _shortened(text: str) -> str:
@@ -203,4 +210,5 @@ def _shortened(text: str) -> str:
 
 
 def _indent(text: str) -> str:
+    """Text of several lines, of which none after the first begins where lines of cairn do."""
     return text.strip().replace("\n", "\n          ")

@@ -78,5 +78,8 @@ def show(plan: RestorePlan, out: Output) -> None:
     for note in plan.notes:
         out.line(f"  note     {note}")
     for problem in plan.problems:
-        out.line(out.style("  refused  ", "red") + problem.replace("\n", "\n           "))
+        first, *others = problem.split("\n")
+        out.line(out.style("  refused  ", "red") + first)
+        for line in others:
+            out.line(f"           {line}")
     out.line("nothing was started or changed" if not plan.problems else "the job would not start; nothing was changed")

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cairn.cli.output import Output, printable
+from cairn.cli.output import Output
 from cairn.errors import CairnError
+from cairn.text import one_line
 from cairn.view import words
 
 LINE_SECONDS = 2.0
@@ -144,7 +145,7 @@ class _Bar:
         colour = not os.environ.get("NO_COLOR")
         console = Console(stderr=True, no_color=not colour)
         self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-        self._task: Any = self._progress.add_task(printable(text), total=None, amount="")
+        self._task: Any = self._progress.add_task(one_line(text), total=None, amount="")
 
     def __enter__(self) -> _Bar:
         self._progress.start()
@@ -155,7 +156,7 @@ class _Bar:
 
     def update(self, step: Step) -> None:
         self._progress.update(
-            self._task, description=printable(step.text), completed=step.done, total=step.total or None,
+            self._task, description=one_line(step.text), completed=step.done, total=step.total or None,
             amount=amount(step) if step.total else "",
         )  # fmt: skip
 

@@ -138,7 +138,8 @@ def _code_of(end: SystemExit, out: Output) -> int:
         return ExitCode.OK
     if isinstance(end.code, int):
         return end.code
-    out.message(str(end.code))
+    for line in str(end.code).splitlines():
+        out.message(line)
     return ExitCode.FAILED
 
 

@@ -14,6 +14,7 @@ from cairn.runtime.snapshots import reading
 from cairn.storage import layout
 from cairn.storage.filesystem import local_root
 from cairn.storage.savepoints import dispose, is_savepoint
+from cairn.text import one_line
 from cairn.view.words import size
 
 
@@ -65,7 +66,7 @@ def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Out
             )
         import typer
 
-        if not typer.confirm(f"Delete {plan.path} with {len(plan.removed)} files ({size(plan.size)})?"):
+        if not typer.confirm(f"Delete {one_line(plan.path)} with {len(plan.removed)} files ({size(plan.size)})?"):
             out.line("nothing was deleted")
             return ExitCode.FAILED
     done = plan if dry_run else dispose(path, force=force)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from cairn.cli.output import ExitCode, Output, printable
+from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress import progress
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import InvalidInputError, NotFoundError
@@ -40,6 +40,7 @@ from cairn.runtime.snapshots import (
     refuse_key,
 )
 from cairn.storage.filesystem import local_root
+from cairn.text import no_formula, one_line
 from cairn.view.words import size, when
 
 _PIECES = 32
@@ -93,9 +94,9 @@ def _table(
     out.line(title)
     table = Table(box=box.SIMPLE_HEAD)
     for name in names:
-        table.add_column(Text(printable(name)), justify="right" if name in right else "left", overflow="fold")
+        table.add_column(Text(one_line(name)), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[Text(printable(cell if isinstance(cell, str) else _text(cell))) for cell in row])
+        table.add_row(*[Text(one_line(cell if isinstance(cell, str) else _text(cell))) for cell in row])
     out.table(table)
 
 
@@ -355,8 +356,11 @@ def _changes(part: Any, limit: int) -> list[dict[str, Any]]:
     return rows[:limit]
 
 
-def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
-    """All rows of a state as one file: Parquet, CSV or JSON lines, by its ending."""
+def export(path: str, uid: str, state: str, target: str, out: Output, raw_csv: bool = False) -> int:
+    """All rows of a state as one file: Parquet, CSV or JSON lines, by its ending.
+
+    Text of a CSV file that a spreadsheet would take for a formula gets an apostrophe before it, unless `raw_csv`.
+    """
     snapshot = opened(path, out)
     found = snapshot.operator(uid).state(state)
     kind = _FORMATS.get(os.path.splitext(target)[1].lower())
@@ -376,7 +380,7 @@ def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
     unfinished = os.path.join(folder, f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with reading(snapshot):
-            rows = _export(snapshot, found, unfinished, kind, out)
+            rows = _export(snapshot, found, unfinished, kind, raw_csv, out)
         os.link(unfinished, target)
     except FileExistsError:
         raise InvalidInputError(f"{target} exists already; nothing is overwritten") from None
@@ -388,7 +392,7 @@ def export(path: str, uid: str, state: str, target: str, out: Output) -> int:
     return ExitCode.OK
 
 
-def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, out: Output) -> int:
+def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, raw: bool, out: Output) -> int:
     pieces = ranges(snapshot, _PIECES)
     rows = 0
     with open(path, "xb") as file, progress(out, f"writing {state.name}", len(pieces)) as advance:
@@ -396,15 +400,14 @@ def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, out:
         if kind == "parquet":
             writer = pq.ParquetWriter(file, state.schema, compression="zstd")
         elif kind == "csv":
-            fields = [f.with_type(pa.string()) if pa.types.is_binary(f.type) else f for f in state.schema]
-            writer = pyarrow.csv.CSVWriter(file, pa.schema(fields))
+            writer = pyarrow.csv.CSVWriter(file, _as_text(state.schema.empty_table(), raw).schema)
         for groups in pieces:
             for table in state.origin.rows(groups):
                 rows += table.num_rows
                 if kind == "parquet":
                     writer.write_table(table)
                 elif kind == "csv":
-                    writer.write_table(_as_text(table))
+                    writer.write_table(_as_text(table, raw))
                 else:
                     lines = (json.dumps(plain(row), ensure_ascii=False) for row in table.to_pylist())
                     file.write("".join(f"{line}\n" for line in lines).encode())
@@ -414,10 +417,13 @@ def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, out:
     return rows
 
 
-def _as_text(table: pa.Table) -> pa.Table:
-    """Bytes as base64, which CSV can hold."""
+def _as_text(table: pa.Table, raw: bool) -> pa.Table:
+    """Columns as CSV can hold them: bytes as base64, and text that begins no formula, unless it is to stay raw."""
+    safe = (lambda text: text) if raw else no_formula
     for at, field in enumerate(table.schema):
-        if pa.types.is_binary(field.type):
-            shown = [None if raw is None else plain(raw) for raw in table.column(at).to_pylist()]
-            table = table.set_column(at, field.name, pa.array(shown, pa.string()))
+        column, binary = table.column(at), pa.types.is_binary(field.type)
+        if binary or pa.types.is_string(field.type):
+            shown = [None if value is None else safe(plain(value)) for value in column.to_pylist()]
+            column = pa.array(shown, pa.string())
+        table = table.set_column(at, safe(field.name), column)
     return table

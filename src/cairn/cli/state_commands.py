@@ -102,12 +102,20 @@ def export(
     uid: UidArgument,
     state: StateArgument,
     target: Annotated[str, typer.Argument(metavar="FILE", help="A new .parquet, .csv or .jsonl file.")],
+    raw_csv: Annotated[
+        bool,
+        typer.Option(
+            "--raw-csv",
+            help="Write text to a .csv file as it is stored. By default, text that a spreadsheet would take for a "
+            "formula gets an apostrophe before it.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write all rows of a state to one file."""
     from cairn.cli import state as commands
 
-    raise typer.Exit(commands.export(path, uid, state, target, Output(as_json=as_json)))
+    raise typer.Exit(commands.export(path, uid, state, target, Output(as_json=as_json), raw_csv))
 
 
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:

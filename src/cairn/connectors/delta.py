@@ -7,7 +7,6 @@ writers meet, and a reader of the log finds it there, so an epoch that is publis
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,8 +17,9 @@ from cairn.connectors.extras import load
 from cairn.connectors.retry import Retry
 from cairn.connectors.staging import Staging, arrow_schema, sink_token
 from cairn.errors import CorruptFileError, InvalidInputError
+from cairn.logs import get_logger
 
-_log = logging.getLogger("cairn.sink")
+_log = get_logger("cairn.sink")
 T = TypeVar("T")
 
 

@@ -10,7 +10,6 @@ one that was overtaken, finds the fence moved and does nothing.
 from __future__ import annotations
 
 import io
-import logging
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,9 @@ from cairn.connectors.retry import Retry
 from cairn.connectors.staging import Staging, arrow_schema, sink_token
 from cairn.connectors.text import column_types, csv_text
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
+from cairn.logs import get_logger
 
-_log = logging.getLogger("cairn.sink")
+_log = get_logger("cairn.sink")
 _FENCE = "cairn_epochs"
 _LOADED = "cairn_loaded"
 _NUMBER = "cairn_number"

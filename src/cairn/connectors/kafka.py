@@ -11,7 +11,6 @@ an epoch whose fence is missing is not, whichever process died when.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -24,8 +23,9 @@ from cairn.connectors.extras import load
 from cairn.connectors.retry import Retry
 from cairn.connectors.staging import Staging, sink_token
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError
+from cairn.logs import get_logger
 
-_log = logging.getLogger("cairn.sink")
+_log = get_logger("cairn.sink")
 _RECORD = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _OVERHEAD = 512
 """Bytes of a record beside key and value, generously."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from cairn.errors import InvalidInputError, StorageError
+from cairn.logs import get_logger
 
-_log = logging.getLogger("cairn.sink")
+_log = get_logger("cairn.sink")
 T = TypeVar("T")
 
 

@@ -24,6 +24,7 @@ from cairn.coordinator.retained import Retained
 from cairn.coordinator.savepoints import SavepointDesk
 from cairn.coordinator.statistics import Insight, Tasks, at_rest
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import (
     CheckpointInfo,
     CheckpointStatus,
@@ -35,7 +36,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import Pins
 from cairn.storage.manifests import ManifestStore, Runs
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 _QUEUE = 1000
 _POLL_MS = 500
 _CLOSE_SECONDS = 10.0

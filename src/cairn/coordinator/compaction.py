@@ -7,14 +7,14 @@ crash leaves files that no manifest names; it is tried again later.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from cairn.logs import get_logger
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import DEFER_EPOCHS, Manifest, OperatorState, StateHandle
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 
 CompactionJob = Callable[[Manifest, OperatorState, Sequence[KeyGroupRange]], list[StateHandle]]
 """Merges the chain of an operator, range by range, and returns the snapshots. Supplied by the Spark side."""

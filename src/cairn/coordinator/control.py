@@ -9,7 +9,6 @@ another's.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -21,12 +20,13 @@ import msgspec
 
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.errors import CairnError, CheckpointFailedError, FencedError, InvalidInputError, NotFoundError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem
 from cairn.storage.manifests import Runs
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 _DONE = ".done"
 _TAKEN = ".taken"
 PATIENCE = 30.0

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-_log = logging.getLogger("cairn.checkpoint")
+from cairn.logs import get_logger
+
+_log = get_logger("cairn.checkpoint")
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 600_000
 

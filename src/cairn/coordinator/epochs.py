@@ -16,7 +16,6 @@ Spark is not imported here. `Sink` and `Cluster` are what this module needs of i
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from cairn.coordinator.acks import accept, merged_states
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.offsets import OffsetEntry, Offsets
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
+from cairn.logs import get_logger
 from cairn.model.manifest import (
     EpochContext,
     Garbage,
@@ -47,7 +47,7 @@ from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
 from cairn.storage.retry import retries_of
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 _LINEAGE = 256
 END_OF_TIME = (1 << 63) - 1
 """The greatest watermark there is."""

@@ -9,7 +9,11 @@ from typing import Protocol
 
 from cairn.errors import CorruptFileError
 from cairn.model.manifest import NO_WATERMARK
+from cairn.storage import regular
 from cairn.storage.filesystem import sync
+
+MAX_ENTRY = 256 << 20
+"""Of Spark's offset log. A source says in it where it is; positions of many partitions take some megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,7 @@ class LocalOffsets:
     def read(self, epoch: int) -> OffsetEntry:
         path = os.path.join(self._folder, str(epoch))
         try:
-            with open(path, "rb") as file:
-                text = file.read().decode()
+            text = regular.read(path, MAX_ENTRY).decode()
         except FileNotFoundError:
             raise CorruptFileError(f"Spark's offset log has no entry {path}", path=path) from None
         self._sync(path)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from cairn.coordinator.pending import SavepointOrder, Snapshots
+from cairn.logs import get_logger
 from cairn.model.manifest import Manifest
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 
 
 class Clock(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -10,13 +9,14 @@ from functools import partial
 from cairn.coordinator.discards import Discards
 from cairn.coordinator.parties import Clock
 from cairn.errors import CairnError, FencedError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of
 from cairn.storage.manifests import Runs
 
-_log = logging.getLogger("cairn.checkpoint")
+_log = get_logger("cairn.checkpoint")
 
 
 class Retained:

@@ -19,7 +19,6 @@ Not known here: types and handles (`state/table.py`), and what an epoch does wit
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import time
@@ -33,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import CorruptFileError, EpochFailedError
+from cairn.logs import get_logger
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import DEFER_EPOCHS, EpochContext, Manifest, OperatorState, StateHandle
 from cairn.model.types import Storage
@@ -48,7 +48,7 @@ from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import Runs
 from cairn.storage.statefile import Section, SectionInfo, StateFile
 
-_log = logging.getLogger("cairn.state")
+_log = get_logger("cairn.state")
 _DEFER_ROWS = 2_000_000
 _LAYER_ROWS = 512
 _LOAD_ROWS = 200_000

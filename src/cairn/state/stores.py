@@ -13,9 +13,9 @@ import shutil
 import uuid
 from dataclasses import dataclass
 
-from cairn.errors import StorageError
+from cairn.errors import CorruptFileError, StorageError
 from cairn.model.manifest import EpochContext
-from cairn.storage import layout
+from cairn.storage import layout, regular
 
 _OWNER = "owner.json"
 
@@ -77,21 +77,20 @@ def _look_at(path: str, name: str) -> JobStores:
 
 def _owner(path: str, name: str) -> tuple[str, str]:
     try:
-        with open(os.path.join(path, _OWNER), encoding="utf-8") as file:
-            told = json.load(file)
+        told = json.loads(regular.read(os.path.join(path, _OWNER), regular.limit_of(_OWNER)))
         job_dir, incarnation = str(told["job_dir"]), str(told["incarnation"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, CorruptFileError):
         return "", "unknown"
     if layout.store_folder(job_dir, incarnation) != name:  # somebody wrote something else there
         return "", "unknown"
     try:
-        with open(os.path.join(job_dir, layout.JOB), encoding="utf-8") as file:
-            same = json.load(file).get("incarnation") == incarnation
+        identity = json.loads(regular.read(os.path.join(job_dir, layout.JOB), regular.limit_of(layout.JOB)))
+        same = identity.get("incarnation") == incarnation
         return job_dir, "live" if same else "dead"
     except FileNotFoundError:
         seen = os.path.isdir(os.path.dirname(os.path.abspath(job_dir)))
         return job_dir, "dead" if seen else "hidden"
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, CorruptFileError):
         return job_dir, "hidden"
 
 

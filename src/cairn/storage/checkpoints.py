@@ -7,7 +7,6 @@ checkpoint does not retain it, a run discarded it when it ended, or an overtaken
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, gave_up
 from cairn.storage import container, layout
@@ -25,7 +25,7 @@ from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, loca
 from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
 from cairn.storage.vetting import check_checkpoint
 
-_log = logging.getLogger("cairn.storage")
+_log = get_logger("cairn.storage")
 _MAGIC = b"CAIRNCK"
 _VERSION = b"1"
 HISTORY_KEPT = 1000
@@ -119,7 +119,7 @@ class CheckpointStore:
 
     def load(self, number: int) -> Checkpoint:
         path = layout.metadata_path(number)
-        checkpoint = decode_checkpoint(container.read(self.files, path), f"{self.files.root}/{path}")
+        checkpoint = decode_checkpoint(self.files.read(path), f"{self.files.root}/{path}")
         if checkpoint.id != number:
             raise CorruptFileError(f"{self.files.root}/{path} holds checkpoint {checkpoint.id}", path=path)
         self._refuse_foreign(checkpoint, f"{self.files.root}/{path}")
@@ -328,8 +328,8 @@ class CheckpointStore:
         for file in files:
             try:
                 info, counted = known.get(file.path) or _read_history(self.files.read(file.path))
-            except (NotFoundError, msgspec.MsgspecError):
-                continue  # removed meanwhile, or cut off by a crash: statistics only
+            except (NotFoundError, CorruptFileError, msgspec.MsgspecError):
+                continue  # removed meanwhile, cut off by a crash, or not ours: statistics only
             self._remembered[file.path] = info, counted
             own = info.type is not CheckpointType.SAVEPOINT  # a savepoint is its owner's, wherever it lies
             gone = own and info.path != "" and info.id not in retained

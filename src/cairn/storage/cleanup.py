@@ -8,7 +8,6 @@ about to acknowledge it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cairn.errors import CairnError
+from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Garbage, Manifest
 from cairn.storage import layout
@@ -23,7 +23,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileInfo, FileSystem
 from cairn.storage.manifests import ManifestStore
 
-_log = logging.getLogger("cairn.storage")
+_log = get_logger("cairn.storage")
 AGE_GUARD_SECONDS = 3600.0
 
 

@@ -10,22 +10,16 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
-from cairn.storage.filesystem import FileSystem
+from cairn.storage.regular import MAX_BODY
 
 MAGIC_BYTES = 7
 HEAD = MAGIC_BYTES + 1 + 8 + 4
-MAX_BODY = 1 << 30
-"""Manifests and checkpoints hold small changes themselves, of a subtask and epoch at most 1 MiB: the greatest inline
-threshold. A record that would be larger than this is not written, so a file that is larger is none of ours."""
 
 _T = TypeVar("_T")
 
@@ -38,23 +32,6 @@ def seal(magic: bytes, version: bytes, record: Any) -> bytes:
             "read. Lower execution.checkpointing.data-inline-threshold, so that less state lies in it."
         )
     return magic + version + xxhash.xxh3_64_digest(body) + len(body).to_bytes(4, "little") + body
-
-
-def read(files: FileSystem, path: str) -> bytes:
-    """The bytes of a record. A file that is larger than any record, or has no end, is refused before it is read."""
-    local = files.local_path(path)
-    name = f"{files.root}/{path}"
-    info = None
-    if local is not None:
-        with suppress(OSError):  # reading it tells what is wrong
-            info = os.stat(local)
-    if info is not None and not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
-        raise CorruptFileError(f"{name} is refused: it is no regular file", path=name)
-    if info is not None and info.st_size > MAX_BODY + HEAD:
-        raise CorruptFileError(
-            f"{name} is refused: it has {info.st_size} bytes, at most {MAX_BODY} are read", path=name
-        )
-    return files.read(path)
 
 
 def version_of(data: bytes) -> bytes:

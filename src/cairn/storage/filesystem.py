@@ -17,6 +17,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from cairn.errors import InvalidInputError, NotFoundError, StorageError
+from cairn.storage import regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class FileSystem(Protocol):
         """
 
     def read(self, path: str) -> bytes:
-        """All bytes of a file; `NotFoundError` if it is missing."""
+        """All bytes of a file; `NotFoundError` if it is missing, `CorruptFileError` if it is no regular file, or larger
+        than a file of its kind can be (`regular.limit_of`)."""
 
     def local_path(self, path: str) -> str | None:
         """Where the file lies on this host's disk, so that it can be memory-mapped; None if it does not."""
@@ -136,8 +138,7 @@ class LocalFileSystem:
     def read(self, path: str) -> bytes:
         full = self._full(path)
         try:
-            with open(full, "rb") as file:
-                return file.read()
+            return regular.read(full, regular.limit_of(path))
         except FileNotFoundError:
             raise NotFoundError(f"{full} is missing", path=full) from None
         except OSError as error:
@@ -232,7 +233,7 @@ class LocalFileSystem:
 
 def sync(path: str) -> None:
     """Force a file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place is an error, and nobody waits
     try:
         os.fsync(descriptor)
     finally:

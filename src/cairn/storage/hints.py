@@ -14,7 +14,8 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from cairn.storage import layout
+from cairn.errors import CorruptFileError
+from cairn.storage import layout, regular
 
 SWITCH = "CAIRN_REGISTRY"
 MOST = 1000
@@ -84,9 +85,8 @@ def running_directories() -> list[str]:
 
 def _read(path: str) -> dict[str, Any] | None:
     try:
-        with open(path, encoding="utf-8") as file:
-            told = json.loads(file.read(65_536))
-    except (OSError, ValueError):
+        told = json.loads(regular.read(path, 65_536))
+    except (OSError, ValueError, CorruptFileError):
         return None
     return told if isinstance(told, dict) else None
 

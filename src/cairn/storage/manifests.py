@@ -14,7 +14,14 @@ import uuid
 import msgspec
 import xxhash
 
-from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InternalError, NotFoundError
+from cairn.errors import (
+    CorruptFileError,
+    FencedError,
+    IncompatibleStateError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+)
 from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import container, layout
 from cairn.storage.container import HEAD
@@ -110,7 +117,7 @@ class ManifestStore:
 
     def load(self, epoch: int) -> Manifest:
         path = layout.epoch_path(epoch)
-        manifest = decode_manifest(container.read(self.files, path), f"{self.files.root}/{path}")
+        manifest = decode_manifest(self.files.read(path), f"{self.files.root}/{path}")
         if manifest.epoch != epoch:
             raise CorruptFileError(f"{self.files.root}/{path} holds the manifest of epoch {manifest.epoch}")
         return manifest
@@ -182,6 +189,10 @@ def load_identity(files: FileSystem) -> JobIdentity | None:
         identity = msgspec.json.decode(files.read(layout.JOB), type=JobIdentity)
     except msgspec.MsgspecError as error:
         raise CorruptFileError(f"{where} cannot be read: {error}", path=where) from error
+    try:
+        layout.checked(identity.job_id, "job id")
+    except InvalidInputError as error:
+        raise CorruptFileError(f"{where} is refused: {error.message}", path=where) from None
     if identity.format_version > FORMAT_VERSION:
         raise IncompatibleStateError(
             f"{where} has format {identity.format_version}; this cairn reads up to {FORMAT_VERSION}", path=where
@@ -235,7 +246,10 @@ class Runs:
         """Raise `FencedError` if a newer run has taken the job."""
         if self.files.exists(layout.run_path(mine + 1)):
             newest = self.newest()
-            record = self.record(newest)
+            try:
+                record = self.record(newest)
+            except CorruptFileError:  # whoever wrote it, it is newer
+                record = None
             who = record.describe() if record else f"run {newest}"
             raise FencedError(
                 f"this is run {mine} of the job in {self.files.root}, and {who} has taken it over; this run stops and "

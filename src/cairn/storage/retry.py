@@ -9,7 +9,6 @@ compared with what was to be written.
 from __future__ import annotations
 
 import errno
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cairn.errors import NotFoundError, StorageError
+from cairn.logs import get_logger
 from cairn.storage.filesystem import FileInfo, FileSystem
 
 _T = TypeVar("_T")
 _Infos = list[FileInfo]
 _Names = list[str]
-_log = logging.getLogger("cairn.storage")
+_log = get_logger("cairn.storage")
 
 PASSING = frozenset({
     errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED,

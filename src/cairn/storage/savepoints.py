@@ -10,10 +10,8 @@ path is compared with an allow-list, links are not followed, and nothing in it c
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
-import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -29,18 +27,19 @@ from cairn.errors import (
     NotFoundError,
     StorageError,
 )
+from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
 from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_state
 from cairn.model.manifest import BROADCAST
 from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
-from cairn.storage import container, layout
+from cairn.storage import container, layout, regular
 from cairn.storage.filesystem import FileSystem, local_root, open_filesystem, sync
+from cairn.storage.regular import MAX_METADATA
 
-_log = logging.getLogger("cairn.storage")
+_log = get_logger("cairn.storage")
 _MAGIC = b"CAIRNSV"
 _VERSION = b"1"
-MAX_METADATA = 64 << 20
 _LEFTOVER_SECONDS = 24 * 3600
 
 Progress = Callable[[int], None]
@@ -138,18 +137,12 @@ def read_savepoint(path: str) -> SavepointMetadata:
         raise NotFoundError(f"{root} is a savepoint that was never completed; it can only be disposed of", path=root)
     name = os.path.join(root, layout.METADATA)
     try:
-        info = os.lstat(name)
+        data = regular.read(name, regular.limit_of(layout.METADATA))
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"{root} is no savepoint: it has no {layout.METADATA}", path=root) from None
     except OSError as error:
-        raise StorageError(f"cannot look at {name}: {error.strerror or error}", path=name) from error
-    if not stat.S_ISREG(info.st_mode):
-        raise CorruptFileError(f"{name} is refused: it is no regular file", path=name)
-    if info.st_size > MAX_METADATA + container.HEAD:
-        raise CorruptFileError(
-            f"{name} is refused: it has {info.st_size} bytes, at most {MAX_METADATA} are read", path=name
-        )
-    return decode_savepoint(open_filesystem(root).read(layout.METADATA), name)
+        raise StorageError(f"cannot read {name}: {error.strerror or error}", path=name) from error
+    return decode_savepoint(data, name)
 
 
 def is_savepoint(path: str) -> bool:
@@ -202,15 +195,13 @@ def mapped(root: str, file: TableFile | SourceFile) -> pa.Buffer:
     name = os.path.join(root, *file.path.split("/"))
     _refuse_links(root, file.path)
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = regular.open_file(name)
     except FileNotFoundError:
         raise CorruptFileError(f"{name} is missing", path=name) from None
     except OSError as error:
         raise StorageError(f"cannot read {name}: {error.strerror or error}", path=name) from error
     try:
         info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise CorruptFileError(f"{name} is refused: it is no regular file", path=name)
         if info.st_size != file.size:
             raise CorruptFileError(f"{name} is damaged: it has {info.st_size} bytes instead of {file.size}", path=name)
         data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if file.size else b""

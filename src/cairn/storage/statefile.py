@@ -21,6 +21,7 @@ key group; in sections with entries, and in snapshots, also by key and entry.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ import xxhash
 from cairn.errors import CorruptFileError, EpochFailedError, StorageError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import Storage
+from cairn.storage import regular
 
 MAGIC = b"CAIRNST1"
 END = b"ETATS\x00\x00\x01"
@@ -147,7 +149,12 @@ class StateFile:
     def open(cls, path: str, checksum: str, size: int) -> StateFile:
         """Memory-map a file of this host."""
         try:
-            with open(path, "rb") as file:
+            with open(regular.open_file(path), "rb") as file:
+                actual = os.fstat(file.fileno()).st_size
+                if actual not in (0, size):  # a vast file is not even mapped
+                    raise CorruptFileError(
+                        f"state file {path} is damaged: it has {actual} bytes instead of {size}", path=path
+                    )
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise CorruptFileError(f"state file {path} is missing", path=path) from None

@@ -5,7 +5,6 @@ All of it is statistics: a job that cannot write it goes on, and says so once.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -15,12 +14,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from cairn.coordinator.epochs import EpochReport
-from cairn.errors import CairnError, NotFoundError
+from cairn.errors import CairnError, CorruptFileError, NotFoundError
+from cairn.logs import get_logger
 from cairn.model.manifest import TaskMetrics
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 
-_log = logging.getLogger("cairn.view")
+_log = get_logger("cairn.view")
 EVENTS_KEPT = 500
 CHUNKS_KEPT = 60
 LIVE_EPOCHS = 2000
@@ -128,6 +128,8 @@ class Journal:
         self._complained = False
         self._known: dict[str, dict[str, Any]] = {}
         """Files that were read already, by folder; they never change."""
+        self._refused: dict[str, list[str]] = {}
+        """What is wrong with files that no job has written, by folder."""
 
     def add(self, run: int, kind: str, text: str = "", **facts: Any) -> None:
         event = Event(time.time_ns() // 1_000_000, run, kind, text, facts)
@@ -141,10 +143,14 @@ class Journal:
 
     def events(self) -> list[Event]:
         """Oldest first; what cannot be read is left out."""
-        return self._read(layout.EVENTS, Event)
+        return self._read(layout.EVENTS, Event, EVENTS_KEPT)
 
     def chunks(self) -> list[Chunk]:
-        return self._read(layout.STATS, Chunk)
+        return self._read(layout.STATS, Chunk, CHUNKS_KEPT)
+
+    def refused(self) -> list[str]:
+        """Why files were left out when events and chunks were last read."""
+        return [why for folder in self._refused.values() for why in folder]
 
     def address(self, run: int) -> Address | None:
         try:
@@ -176,13 +182,17 @@ class Journal:
                 _log.warning("what is shown of the job will be incomplete: %s", error)
             self._complained = True
 
-    def _read(self, folder: str, kind: type[T]) -> list[T]:
+    def _read(self, folder: str, kind: type[T], kept: int) -> list[T]:
         known, fresh = self._known.get(folder, {}), {}
-        for info in self._files.list(folder):
+        self._refused[folder] = []
+        numbered = [info for info in self._files.list(folder) if layout.number_of(info.path) is not None]
+        for info in numbered[-2 * kept :]:  # with room for broken ones, and for runs that write at the same time
             try:
                 fresh[info.path] = known.get(info.path) or msgspec.json.decode(self._files.read(info.path), type=kind)
             except (NotFoundError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or cut off by a crash
+            except CorruptFileError as error:
+                self._refused[folder].append(error.message)
         self._known[folder] = fresh
         return list(fresh.values())
 

@@ -7,6 +7,7 @@ from html import escape as escaped
 from typing import Any
 
 from cairn.model.checkpoint import CheckpointInfo
+from cairn.text import printable
 from cairn.view import words
 from cairn.view.health import health_of
 from cairn.view.records import JobView, is_savepoint
@@ -18,7 +19,7 @@ _COLOURS = {"ok": "#1a7f37", "warn": "#8a5a00", "bad": "#c02626", "ended": "#556
 
 def escape(text: str, quote: bool = True) -> str:
     """Foreign text for a page: neither markup nor control characters are acted upon."""
-    return escaped(words.printable(text), quote)
+    return escaped(printable(text), quote)
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[Any]], total: int = 0) -> str:

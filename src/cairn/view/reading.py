@@ -104,6 +104,7 @@ class JobReader:
         started = next((event for event in reversed(events) if event.kind == "started"), None)
         status, ended_ms = self._status(record, events)
         epochs, totals, counted = self._epochs(manifest)
+        damage += self._journal.refused()
         now = time.time_ns() // 1_000_000
         address = self._journal.address(newest)
         facts: dict[str, Any] = started.facts if started is not None else {}
@@ -386,12 +387,12 @@ def find_readers(directory: str, damaged: dict[str, CairnError] | None = None) -
     root = local_root(directory)
     if not os.path.isdir(root):
         raise NotFoundError(f"there is no directory {root}", path=root)
-    if os.path.exists(os.path.join(root, layout.JOB)):
+    if os.path.lexists(os.path.join(root, layout.JOB)):
         reader = JobReader(root)
         return {reader.identity().job_id: reader}
     found = {}
     for name in LocalFileSystem(root).folders(""):
-        if os.path.exists(os.path.join(root, name, layout.JOB)):
+        if os.path.lexists(os.path.join(root, name, layout.JOB)):
             reader = JobReader(os.path.join(root, name))
             try:
                 found[reader.identity().job_id] = reader

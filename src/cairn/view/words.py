@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 
+from cairn.text import escaped
+
 
 def size(value: float) -> str:
     number = float(value)
@@ -79,18 +81,6 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def printable(text: str) -> str:
-    """Text from elsewhere without what a terminal would act upon: control characters, and those that turn writing."""
-    if text.replace("\n", "").replace("\t", "").isprintable():  # as whole pages are
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
-
-
 def shell_word(text: str) -> str:
     """Text as one word of a shell command, which can be shown and copied: nothing in it is acted upon or unseen."""
     if text.isprintable():
@@ -101,4 +91,4 @@ def shell_word(text: str) -> str:
 
 def _coded(character: str) -> str:
     """A character by its number as bash reads it in $'': from 128 on, \\x would be a byte and not a character."""
-    return _escaped(character) if ord(character) < 128 else f"\\U{ord(character):08x}"
+    return escaped(character) if ord(character) < 128 else f"\\U{ord(character):08x}"

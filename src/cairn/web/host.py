@@ -6,12 +6,12 @@ Nothing heavy is imported before a server is wanted. A server that cannot be sta
 from __future__ import annotations
 
 import importlib.util
-import logging
 import threading
 from typing import TYPE_CHECKING
 
 from cairn.config import WebSettings
 from cairn.errors import CairnError
+from cairn.logs import get_logger
 from cairn.view.reading import JobReader
 from cairn.web.catalogue import Catalogue
 from cairn.web.options import options_of
@@ -19,7 +19,7 @@ from cairn.web.options import options_of
 if TYPE_CHECKING:
     from cairn.web.server import Server
 
-_log = logging.getLogger("cairn.web")
+_log = get_logger("cairn.web")
 _NEEDED = ("fastapi", "uvicorn", "jinja2", "prometheus_client")
 _lock = threading.Lock()
 _servers: dict[WebSettings, tuple[Server, Catalogue]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cairn import __version__
 from cairn.errors import CairnError, CorruptFileError, InternalError, NotFoundError, remedy
+from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.savepoints import savepoint_there
+from cairn.text import printable
 from cairn.view import documents, words
 from cairn.view import state as states
 from cairn.view.exceptions import exception
@@ -28,7 +29,7 @@ from cairn.web.graph import shown_name
 from cairn.web.options import WebOptions
 from cairn.web.problems import of_error
 
-_log = logging.getLogger("cairn.web")
+_log = get_logger("cairn.web")
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = 50
 TABS = (
@@ -71,7 +72,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
 
     def render(template: str, status: int = 200, **facts: Any) -> HTMLResponse:
         text = templates.get_template(template).render(read_only=options.read_only, **facts)
-        return HTMLResponse(words.printable(text), status)  # control characters of foreign text are shown, not sent
+        return HTMLResponse(printable(text), status)  # control characters of foreign text are shown, not sent
 
     def job_page(template: str, jobid: str, tab: str, make: Callable[[JobView], dict[str, Any]]) -> HTMLResponse:
         """A page of a job; an error is a page as well."""

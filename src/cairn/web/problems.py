@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,8 +21,9 @@ from cairn.errors import (
     StorageError,
     remedy,
 )
+from cairn.logs import get_logger
 
-_log = logging.getLogger("cairn.web")
+_log = get_logger("cairn.web")
 MEDIA = "application/problem+json"
 _STATUS: tuple[tuple[type[CairnError], int], ...] = (
     (InvalidInputError, 400),
@@ -51,7 +51,7 @@ _TITLES = {
     400: "The request cannot be understood", 401: "A token is needed", 403: "Not allowed", 404: "Not found",
     405: "Not that way", 408: "Too slow", 409: "It cannot be done now", 413: "Too large", 415: "JSON is needed",
     421: "Not this host", 422: "A value does not fit", 429: "Too many", 500: "Something is wrong",
-    503: "Storage trouble",
+    503: "Not available now",
 }  # fmt: skip
 
 _REMEDIES = {"body.cancel-job": "To end the job with a savepoint, POST to /api/v1/jobs/{jobid}/stop."}

@@ -8,17 +8,19 @@ import io
 import json
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from cairn import __version__
 from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.runtime.snapshots import Snapshot, open_snapshot
 from cairn.storage import layout
+from cairn.text import no_formula
 from cairn.view import documents
 from cairn.view import state as states
 from cairn.view.exceptions import exceptions as history_of
@@ -48,7 +50,6 @@ PROBLEMS: dict[int | str, Document] = {
         500: "a file of the job is damaged, or an error that nobody foresaw", 503: "the storage cannot be reached",
     }.items()
 }  # fmt: skip
-_FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _STREAMS = 16
 _PULSE = 1.0
 
@@ -157,7 +158,7 @@ def _csv(names: Iterable[str], rows: Iterable[Iterable[Any]], file: str) -> Resp
     writer = csv.writer(out)
     writer.writerow(names)
     for row in rows:
-        writer.writerow([f"'{v}" if isinstance(v, str) and v.lstrip()[:1] in _FORMULAS and v else v for v in row])
+        writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
     headers = {"Content-Disposition": f'attachment; filename="{file}"'}
     return Response(out.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -341,20 +342,35 @@ def _streams(api: APIRouter, catalogue: Catalogue) -> None:
         if open_streams >= _STREAMS:
             raise CheckpointFailedError(f"{_STREAMS} pages listen already; close one")
 
-        async def stream() -> AsyncIterator[bytes]:
-            nonlocal open_streams
-            open_streams += 1
-            try:
-                while not await request.is_disconnected():
-                    view = await asyncio.to_thread(catalogue.view, jobid)
-                    yield b"event: job\ndata: " + json.dumps(live(view)).encode() + b"\n\n"
-                    if once:
-                        return
-                    await asyncio.sleep(_PULSE)
-            finally:
-                open_streams -= 1
+        open_streams += 1  # here and not in the stream, which begins later: until then others would pass as well
 
-        return StreamingResponse(stream(), media_type="text/event-stream")
+        async def stream() -> AsyncIterator[bytes]:
+            while not await request.is_disconnected():
+                view = await asyncio.to_thread(catalogue.view, jobid)
+                yield b"event: job\ndata: " + json.dumps(live(view)).encode() + b"\n\n"
+                if once:
+                    return
+                await asyncio.sleep(_PULSE)
+
+        return _CountedStream(stream(), closed, media_type="text/event-stream")
+
+    def closed() -> None:
+        nonlocal open_streams
+        open_streams -= 1
+
+
+class _CountedStream(StreamingResponse):
+    """Calls `closed` when it has ended, however it did."""
+
+    def __init__(self, content: AsyncIterator[bytes], closed: Callable[[], None], media_type: str) -> None:
+        super().__init__(content, media_type=media_type)
+        self._closed = closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._closed()
 
 
 def live(job: JobView) -> Document:

@@ -10,7 +10,8 @@ A request passes these in order:
 from __future__ import annotations
 
 import asyncio
-import logging
+import ipaddress
+import re
 import secrets
 from collections.abc import MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -20,12 +21,16 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 
+from cairn.logs import get_logger
+from cairn.text import one_line
 from cairn.web.options import WebOptions
 from cairn.web.problems import problem
 
-_audit = logging.getLogger("cairn.audit")
+_audit = get_logger("cairn.audit")
 MAX_BODY = 64 * 1024
 BODY_SECONDS = 10.0
+MOST_REQUESTS = 32
+"""Answered at once, besides metrics, which stay to be had, and streams, which have a limit of their own."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -39,6 +44,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _SAFE = ("GET", "HEAD")
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+"""RFC 9110, `Host`: no user, no path, no second port, no zone of an address."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -48,8 +55,9 @@ class Guard:
     def __init__(self, app: Any, options: WebOptions) -> None:
         self._app = app
         self._options = options
+        self._answering = 0
         own = options.address if options.address not in ("0.0.0.0", "::") else ""  # noqa: S104 - compared, not bound
-        self._hosts = {host.lower() for host in (*_LOOPBACK, own, *options.hosts) if host}
+        self._hosts = {_canonical(host) for host in (*_LOOPBACK, own, *options.hosts) if host}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -69,17 +77,33 @@ class Guard:
         refused = self._refusal(scope, headers)
         if refused is not None:
             await refused(scope, receive, send_with_headers)
-            return
+        elif _uncounted(scope["path"]):
+            await self._answer(scope, receive, send_with_headers)
+        elif self._answering >= MOST_REQUESTS:
+            busy = problem(
+                503, "busy", f"{MOST_REQUESTS} other requests are being answered", "Ask again in a second.",
+                {"Retry-After": "1"},
+            )  # fmt: skip
+            await busy(scope, receive, send_with_headers)
+        else:
+            self._answering += 1
+            try:
+                await self._answer(scope, receive, send_with_headers)
+            finally:
+                self._answering -= 1
+
+    async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Let a request through that is not refused, with its whole body if it has to have one."""
         if scope["method"] not in _SAFE:
             try:
                 body = await asyncio.wait_for(_read(receive), BODY_SECONDS)
             except TimeoutError:
                 too_slow = problem(408, "invalid-input", f"the body did not arrive within {BODY_SECONDS:.0f} s")
-                await too_slow(scope, receive, send_with_headers)
+                await too_slow(scope, receive, send)
                 return
             if body is None:
                 too_large = problem(413, "invalid-input", f"the body is larger than {MAX_BODY} bytes")
-                await too_large(scope, receive, send_with_headers)
+                await too_large(scope, receive, send)
                 return
             who = scope.get("client") or ("?", 0)
             _audit.info(
@@ -87,13 +111,14 @@ class Guard:
                 one_line(body[:500].decode("utf-8", "replace")),
             )  # fmt: skip
             receive = _replay(body, receive)
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, send)
 
     def _refusal(self, scope: dict[str, Any], headers: Headers) -> Response | None:
-        host = headers.get("host", "")
-        if _name(host).lower() not in self._hosts:
+        named = headers.getlist("host")
+        host = named[0] if len(named) == 1 else ""
+        if host_name(host) not in self._hosts:
             return problem(
-                421, "forbidden-host", f"this server does not answer to the host {_name(host)[:100]!r}",
+                421, "forbidden-host", f"this server does not answer to the host {', '.join(named)[:100]!r}",
                 "Use the address that the job printed, or set cairn.web.hosts.",
             )  # fmt: skip
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)[:50])
@@ -113,7 +138,7 @@ class Guard:
                 403, "read-only", "this server changes nothing", "Use the command line, or unset cairn.web.read-only."
             )
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        foreign = origin is not None and origin.split("://", 1)[-1].lower() != host.lower()
+        foreign = origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}")
         if foreign or site not in (None, "same-origin", "none"):
             return problem(403, "foreign-origin", "a page of another origin may not change anything here")
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
@@ -151,16 +176,26 @@ class Guard:
         return secrets.compare_digest(given.encode("utf-8", "replace"), self._options.token.encode())
 
 
-def one_line(text: str) -> str:
-    """Foreign text for a log: what would begin another line, or steer a terminal, is written out."""
-    return text if text.isprintable() else repr(text)[1:-1]
+def _uncounted(path: str) -> bool:
+    return path == "/metrics" or (path.startswith("/api/") and path.endswith("/events"))
 
 
-def _name(host: str) -> str:
-    """The name in a `Host` header, without the port."""
-    if host.startswith("["):
-        return host[1:].split("]")[0]
-    return host.rsplit(":", 1)[0] if ":" in host else host
+def host_name(host: str) -> str | None:
+    """The name or address in a `Host` header, in one spelling; None unless it is `uri-host [":" port]` and no more."""
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return None
+    if match["ipv6"] is None:
+        return match["name"].lower()
+    try:
+        return str(ipaddress.IPv6Address(match["ipv6"]))
+    except ValueError:
+        return None
+
+
+def _canonical(host: str) -> str:
+    """A configured name or address, spelled as `host_name` spells it."""
+    return host_name(f"[{host}]") or host.lower()
 
 
 def _cookie(host: str) -> str:

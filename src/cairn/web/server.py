@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import socket
 import threading
 import time
@@ -11,13 +10,14 @@ import time
 import uvicorn
 
 from cairn.errors import CairnError, StorageError
+from cairn.logs import get_logger
 from cairn.web.app import create_app
 from cairn.web.catalogue import Catalogue
+from cairn.web.connections import BoundedProtocol
 from cairn.web.options import WebOptions
 
-_log = logging.getLogger("cairn.web")
+_log = get_logger("cairn.web")
 _TRIES = 100
-_CONNECTIONS = 100
 
 
 def bound(options: WebOptions) -> socket.socket:
@@ -56,7 +56,7 @@ class Server:
         self.url = url_of(self._socket)
         config = uvicorn.Config(
             create_app(catalogue, options), log_config=None, access_log=False, server_header=False, lifespan="off",
-            limit_concurrency=_CONNECTIONS, timeout_keep_alive=5, timeout_graceful_shutdown=2, ws="none",
+            http=BoundedProtocol, timeout_keep_alive=5, timeout_graceful_shutdown=2, ws="none",
             proxy_headers=False, h11_max_incomplete_event_size=32 * 1024,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
@@ -66,6 +66,9 @@ class Server:
     def link(self) -> str:
         """The address with the token: whoever opens it may change jobs."""
         return f"{self.url}/?token={self.options.token}"
+
+    def open_connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     def run(self) -> None:
         # Read what is there before somebody asks: the first page of a long history is as quick as the next.
