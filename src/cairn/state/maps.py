@@ -3,15 +3,16 @@
 A map holds no None, and iterating sees the entries as they were when it began, in the order of their encoded keys:
 ascending, but decimals by their text, and negative floats after all others, from zero down.
 
-In a task every touched map is a Python dict from the stored form of a map key to the stored form of its value, with
-None for an entry that is known to be absent. Stored forms sort like the bytes of the entries. Floating-point keys are
-kept as those bytes, because equal floats are not always the same key and one float is not even equal to itself.
+In a task every touched map is a Python dict from the stored form of a map key to the stored form of its value. It has
+the entries that are there and nothing else, so that iterating costs what it yields; entries that are known to be absent
+are kept apart. Stored forms sort like the bytes of the entries. Floating-point keys are kept as those bytes, because
+equal floats are not always the same key and one float is not even equal to itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress, repeat
+from itertools import compress, repeat, takewhile
 from operator import is_not
 from typing import Any
 
@@ -40,7 +41,14 @@ _UNREAD, _ASKED, _WHOLE, _LARGE = range(4)
 
 
 class MapTable(EntryTable):
-    """`maps` has what is known of each slot's map, `_before` the same as it was read: what differs has changed."""
+    """The maps of an operator's keys as far as they are known, by slot.
+
+    `maps` has the entries that are there, `_before` the stored ones as they were read: what differs has changed. A
+    stored entry that was written before it was read stands in `_before` as `_MISSING`, which differs from any value.
+    `_absent` has the entries that are known not to be there, unless the function put them since, which `maps` shows.
+    It says of each whether the delta must remove it, because it is stored or may be stored. Once a map is known as a
+    whole, an entry that is in none of the three does not exist.
+    """
 
     kind = "map"
 
@@ -54,6 +62,9 @@ class MapTable(EntryTable):
         self.maps: list[dict[Any, Any]] = []
         self.times: dict[int, dict[Any, int | None]] = {}
         self._before: list[dict[Any, Any]] = []
+        self._absent: dict[int, dict[Any, bool]] = {}
+        self._holes: dict[int, int] = {}
+        """How many entries were taken out of a slot's dict, which is as slow to iterate as if they were still in it."""
         self._progress = bytearray()
         self._read = self.store.getter(self.name)
         self._eager = False
@@ -90,35 +101,51 @@ class MapTable(EntryTable):
         known = self.map_of(slot)
         if key in known:
             return known[key]
+        if self._is_absent(slot, key):
+            return None
         progress = self._progress[slot]
         if progress == _ASKED or (progress == _UNREAD and self._eager):
             self._learn(slot, self.store.first(self.name, self.prefix(slot), SMALL + 1))
             known = self.maps[slot]
             if key in known:
                 return known[key]
-            progress = self._progress[slot]
-        if progress == _WHOLE:
-            return None
+            if self._is_absent(slot, key):
+                return None
         backend_key = self.prefix(slot) + self._entry_of(key)
         raw = self._read(backend_key)
-        if progress == _UNREAD:
+        if self._progress[slot] == _UNREAD:
             self._progress[slot] = _ASKED
         if raw is None:
-            self._before[slot] = self._before[slot] | {key: None}
-            known[key] = None
+            self._absent.setdefault(slot, {})[key] = False
             return None
         self._learn(slot, [(backend_key, raw)], whole=None)
         return self.maps[slot][key]
 
+    def _is_absent(self, slot: int, key: Any) -> bool:
+        """Whether an entry that is not among the known ones is known not to be there."""
+        return self._progress[slot] == _WHOLE or key in self._absent.get(slot, _NOTHING)
+
     def read_whole(self, slot: int) -> dict[Any, Any]:
-        """All that there is of a slot's map."""
-        self.map_of(slot)
+        """All entries of a slot's map."""
+        known = self.map_of(slot)
         if self._progress[slot] != _WHOLE:
             self._learn(slot, list(self.store.scan(self.name, self.prefix(slot))), whole=True)
-        return self.maps[slot]
+            return self.maps[slot]
+        if self._holes.get(slot, 0) > len(known):
+            self.maps[slot] = known = known.copy()
+            del self._holes[slot]
+        return known
+
+    def is_empty(self, slot: int) -> bool:
+        """Whether a map has no entries. Reads no more of it than it must."""
+        if self.map_of(slot):
+            return False
+        if self._progress[slot] in (_UNREAD, _ASKED):
+            self._learn(slot, self.store.first(self.name, self.prefix(slot), SMALL + 1))
+        return not (self.maps[slot] or self.read_whole(slot))
 
     def _learn(self, slot: int, pairs: list[tuple[bytes, bytes]], whole: bool | None = False) -> None:
-        """Add stored entries to what is known; what was written here goes before it.
+        """Add stored entries to the known ones; an entry that was written or removed here stays as it is.
 
         `whole` says that these are all entries; None, that nothing is known about that.
         """
@@ -131,38 +158,70 @@ class MapTable(EntryTable):
                 time, values[at] = self.split(values[at])
                 times.setdefault(key, time)
         read = dict(zip(keys, codec.stored_values(self.type.storage, values), strict=True))
-        known = self.maps[slot]
-        if known:  # what was written here goes before what is stored, and stays a change
-            self._before[slot] = self._before[slot] | {key: read[key] for key in read.keys() - known.keys()}
-            self.maps[slot] = read | known
-        else:
-            self._before[slot] = read
-            self.maps[slot] = read.copy()
         if whole is not None:
             self._progress[slot] = _WHOLE if whole or len(pairs) <= SMALL else _LARGE
+        known, absent = self.maps[slot], self._absent.get(slot)
+        if not known and not absent:
+            self.maps[slot] = read
+            self._before[slot] = read.copy()
+            return
+        before = self._before[slot]
+        if before is _NOTHING:
+            before = self._before[slot] = {}
+        for key, value in read.items():
+            if key in known or (absent and key in absent):
+                before.setdefault(key, _MISSING)
+            else:
+                known[key] = before[key] = value
+        if absent and self.ttl is None and self._progress[slot] == _WHOLE:
+            self._absent[slot] = {key: True for key in absent if key in before}
 
     # Writing.
 
     def write(self, slot: int, key: Any, value: Any) -> None:
-        """Set an entry, or take it out with None; with TTL, at the epoch's time."""
+        """Set an entry; with TTL, at the epoch's time."""
         self.map_of(slot)[key] = value
         if self.ttl is not None:
-            self.times.setdefault(slot, {})[key] = self.ttl.clock
-            if self._before[slot]:
-                self._before[slot].pop(key, None)  # written, even if the value is the same
+            self._stamp(slot, key)
+
+    def remove(self, slot: int, key: Any) -> None:
+        """Take an entry out. The delta removes it unless it is known not to be stored.
+
+        With TTL it does so in any case: a snapshot may have left out an expired entry that another copy still has.
+        """
+        if self.map_of(slot).pop(key, None) is not None:
+            self._holes[slot] = self._holes.get(slot, 0) + 1
+        if self.ttl is not None:
+            self._stamp(slot, key)
+            if slot not in self.cleared:
+                self._absent.setdefault(slot, {})[key] = True
+        elif self._progress[slot] != _WHOLE:
+            self._absent.setdefault(slot, {}).setdefault(key, True)
+        elif key in self._before[slot]:
+            self._absent.setdefault(slot, {})[key] = True
+
+    def _stamp(self, slot: int, key: Any) -> None:
+        assert self.ttl is not None
+        self.times.setdefault(slot, {})[key] = self.ttl.clock
+        if key in self._before[slot]:
+            self._before[slot][key] = _MISSING  # written, even if the value is the same
 
     def clear(self, slot: int) -> None:
         self.map_of(slot)
         self.maps[slot] = {}
         self._before[slot] = _NOTHING
+        self._absent.pop(slot, None)
+        self._holes.pop(slot, None)
         self._progress[slot] = _WHOLE
         self.cleared.add(slot)
         self.times.pop(slot, None)
 
     def drain(self) -> Section | None:
         """Changes in the order of keys and entries, so that nothing needs to be sorted as a whole."""
-        cleared = self.cleared
-        touched = np.array([slot for slot, known in enumerate(self.maps) if known or slot in cleared], dtype=np.int64)
+        cleared, absent = self.cleared, self._absent
+        touched = np.array(
+            [slot for slot, known in enumerate(self.maps) if known or slot in cleared or slot in absent], dtype=np.int64
+        )
         if len(touched) == 0:
             return None
         names = self.slots.all_keys().take(pa.array(touched))
@@ -173,6 +232,8 @@ class MapTable(EntryTable):
         earlier: list[Any] = []
         for slot in ordered.tolist():
             known, before = self.maps[slot], self._before[slot]
+            if slot in absent:
+                known = {key: None for key, stored in absent[slot].items() if stored} | known
             keys = sorted(known)
             counts.append(len(keys))
             if slot in cleared:
@@ -222,10 +283,6 @@ class MapTable(EntryTable):
         raise InternalError(f"operator '{self.operator}', state '{self.name}': a map key cannot be stored")
 
 
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]
-
-
 class MapStateHandle:
     """`MapState` of any type, with or without TTL."""
 
@@ -242,7 +299,7 @@ class MapStateHandle:
         if ttl is None or stored is None:
             return stored
         if ttl.expired(table.times[slot].get(key)):
-            table.write(slot, key, None)
+            table.remove(slot, key)
             return stored if ttl.show_expired else None
         if ttl.on_read:
             table.write(slot, key, stored)
@@ -268,16 +325,19 @@ class MapStateHandle:
 
     def remove(self, key: Any) -> None:
         table = self._table
-        table.write(table.slot(), table.stored_key(key), None)
+        table.remove(table.slot(), table.stored_key(key))
 
     def contains(self, key: Any) -> bool:
         return self._look_up(key) is not None
 
     def _all(self) -> list[tuple[Any, Any]]:
         """Stored key and value of all visible entries, in the order of the entries."""
-        slot = self._table.slot()
-        known = sorted(self._table.read_whole(slot).items(), key=_first)
-        pairs = [(key, self._visible(slot, key, stored)) for key, stored in known]
+        table = self._table
+        slot = table.slot()
+        known = table.read_whole(slot)
+        if table.ttl is None:
+            return [(key, known[key]) for key in sorted(known)]
+        pairs = [(key, self._visible(slot, key, known[key])) for key in sorted(known)]
         return [pair for pair in pairs if pair[1] is not None]
 
     def items(self) -> Iterator[tuple[Any, Any]]:
@@ -293,7 +353,17 @@ class MapStateHandle:
         return iter([decode(stored) for _, stored in self._all()])
 
     def is_empty(self) -> bool:
-        return not self._all()
+        """Whether no entry is visible. This is no read in the sense of TTL: it renews no time."""
+        table = self._table
+        slot = table.slot()
+        ttl = table.ttl
+        if ttl is None or ttl.show_expired:
+            return table.is_empty(slot)
+        known = table.read_whole(slot)
+        times = table.times[slot] if known else _NOTHING
+        for key in list(takewhile(lambda key: ttl.expired(times.get(key)), known)):
+            table.remove(slot, key)
+        return not known
 
     def clear(self) -> None:
         self._table.clear(self._table.slot())
