@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-SMALLEST = 24
+SMALLEST = 12
 LIMIT = 1.9
 """With a linear cost the ratio below is 1, with n * log(n) about 1.3, with n * n it is 4."""
 FREE = 100

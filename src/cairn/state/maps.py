@@ -11,10 +11,10 @@ equal floats are not always the same key and one float is not even equal to itse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, repeat, takewhile
 from operator import is_not
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 
 from cairn.errors import InternalError
 from cairn.model.descriptors import MapStateDescriptor
-from cairn.model.types import Storage
+from cairn.model.types import DataType, Storage
 from cairn.state import codec
+from cairn.state.drafts import Draft
 from cairn.state.entries import EntryTable
 from cairn.state.slots import no_current_key
 from cairn.storage.statefile import Section, ordered_table
@@ -34,6 +35,7 @@ SMALL = 16
 EAGER_ROWS = 4
 """With so many rows a key, a second entry will be asked for: the map is read whole for the first."""
 
+_D = TypeVar("_D", bound=Draft)
 _MISSING: Any = object()
 _NOTHING: dict[Any, Any] = {}
 _NO_SLOT = (IndexError, TypeError)
@@ -68,6 +70,8 @@ class MapTable(EntryTable):
         self._progress = bytearray()
         self._read = self.store.getter(self.name)
         self._eager = False
+        self.drafted = False
+        """Some values are drafts."""
 
     # Keys of entries.
 
@@ -244,6 +248,8 @@ class MapTable(EntryTable):
             entries += keys
             values += map(known.__getitem__, keys)
             earlier += map(before.get, keys, repeat(_MISSING))
+        if self.drafted:
+            values = [value.stored() if isinstance(value, Draft) else value for value in values]
         changed = np.fromiter(map(is_not, values, earlier), bool, len(values))
         slots = np.repeat(ordered, counts)
         if not changed.all():
@@ -263,6 +269,10 @@ class MapTable(EntryTable):
             stamps = [self.times.get(slot, empty).get(key) for slot, key in zip(rows, entries, strict=True)]
             columns["time"] = pa.array(stamps, pa.int64())
         return Section(self.name, self.kind, self.type.storage, self.ttl is not None, ordered_table(columns))
+
+    def decode(self, stored: Any) -> Any:
+        """A value as users see it."""
+        return self.type.from_storage(stored.stored() if isinstance(stored, Draft) else stored)
 
     def _entry_column(self, keys: list[Any], slots: Sequence[int]) -> pa.Array:
         """Entry bytes of map keys, null where there is none; what the fast paths let through is checked here."""
@@ -286,11 +296,11 @@ class MapTable(EntryTable):
 class MapStateHandle:
     """`MapState` of any type, with or without TTL."""
 
-    __slots__ = ("_from_storage", "_table")
+    __slots__ = ("_decode", "_table")
 
     def __init__(self, table: MapTable) -> None:
         self._table = table
-        self._from_storage = table.type.from_storage
+        self._decode = table.decode
 
     def _visible(self, slot: int, key: Any, stored: Any) -> Any:
         """Apply TTL to an entry that is there: its stored form, or None once it has expired."""
@@ -313,7 +323,7 @@ class MapStateHandle:
 
     def get(self, key: Any) -> Any:
         stored = self._look_up(key)
-        return None if stored is None else self._from_storage(stored)
+        return None if stored is None else self._decode(stored)
 
     def put(self, key: Any, value: Any) -> None:
         table = self._table
@@ -341,7 +351,7 @@ class MapStateHandle:
         return [pair for pair in pairs if pair[1] is not None]
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        user_key, decode = self._table.user_key, self._from_storage
+        user_key, decode = self._table.user_key, self._decode
         return iter([(user_key(key), decode(stored)) for key, stored in self._all()])
 
     def keys(self) -> Iterator[Any]:
@@ -349,7 +359,7 @@ class MapStateHandle:
         return iter([user_key(key) for key, _ in self._all()])
 
     def values(self) -> Iterator[Any]:
-        decode = self._from_storage
+        decode = self._decode
         return iter([decode(stored) for _, stored in self._all()])
 
     def is_empty(self) -> bool:
@@ -367,6 +377,36 @@ class MapStateHandle:
 
     def clear(self) -> None:
         self._table.clear(self._table.slot())
+
+    # For operators of cairn's own.
+
+    def slot(self) -> int:
+        """A number that stands for the current key until the epoch ends."""
+        return self._table.slot()
+
+    def fit(self, value: Any, dtype: DataType) -> Any:
+        """The stored form of a part of a value, or an error that names operator, state and part."""
+        return self._table.fit(value, dtype)
+
+    def draft(self, key: Any, kind: Callable[[bytes | None], _D]) -> _D:
+        """The value of an entry as a draft, an empty one where there is none. `keep` writes it."""
+        table = self._table
+        slot = table.slot()
+        key = table.stored_key(key)
+        stored = self._visible(slot, key, table.find(slot, key))
+        if isinstance(stored, Draft):
+            return stored  # type: ignore[return-value]
+        draft = kind(stored)
+        if key in table.maps[slot]:
+            table.drafted = True
+            table.maps[slot][key] = draft
+        return draft
+
+    def keep(self, key: Any, draft: Draft) -> None:
+        """Write a draft that has changed."""
+        draft.changed = True
+        self._table.drafted = True
+        self._table.write(self._table.slot(), self._table.stored_key(key), draft)
 
     def __getitem__(self, key: Any) -> Any:
         return self.get(key)
@@ -391,6 +431,7 @@ class PlainMapState(MapStateHandle):
 
     def __init__(self, table: MapTable) -> None:
         super().__init__(table)
+        self._decode = table.type.from_storage  # plain values are never drafts
         self._maps = table.maps
         self._current = table.slots.current
         self._key_class = table.key_class
