@@ -236,8 +236,9 @@ class MapTable(EntryTable):
         earlier: list[Any] = []
         for slot in ordered.tolist():
             known, before = self.maps[slot], self._before[slot]
-            if slot in absent:
-                known = {key: None for key, stored in absent[slot].items() if stored} | known
+            removed = [key for key, stored in absent[slot].items() if stored] if slot in absent else None
+            if removed:
+                known = dict.fromkeys(removed) | known
             keys = sorted(known)
             counts.append(len(keys))
             if slot in cleared:
