@@ -105,29 +105,26 @@ class MapTable(EntryTable):
         known = self.map_of(slot)
         if key in known:
             return known[key]
-        if self._is_absent(slot, key):
-            return None
         progress = self._progress[slot]
+        if progress == _WHOLE or key in self._absent.get(slot, _NOTHING):
+            return None
         if progress == _ASKED or (progress == _UNREAD and self._eager):
             self._learn(slot, self.store.first(self.name, self.prefix(slot), SMALL + 1))
             known = self.maps[slot]
             if key in known:
                 return known[key]
-            if self._is_absent(slot, key):
+            progress = self._progress[slot]
+            if progress == _WHOLE:
                 return None
         backend_key = self.prefix(slot) + self._entry_of(key)
         raw = self._read(backend_key)
-        if self._progress[slot] == _UNREAD:
+        if progress == _UNREAD:
             self._progress[slot] = _ASKED
         if raw is None:
             self._absent.setdefault(slot, {})[key] = False
             return None
         self._learn(slot, [(backend_key, raw)], whole=None)
         return self.maps[slot][key]
-
-    def _is_absent(self, slot: int, key: Any) -> bool:
-        """Whether an entry that is not among the known ones is known not to be there."""
-        return self._progress[slot] == _WHOLE or key in self._absent.get(slot, _NOTHING)
 
     def read_whole(self, slot: int) -> dict[Any, Any]:
         """All entries of a slot's map."""
