@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,12 +32,13 @@ def expected(model: dict[int, int], call: tuple[Any, ...]) -> Any:
         model.pop(given_values[0], None)
     elif name == "clear":
         model.clear()
-    return {
+    answers: dict[str, Callable[[], Any]] = {
         "get": lambda: model.get(*given_values),
         "contains": lambda: given_values[0] in model,
         "items": lambda: sorted(model.items()),
         "is_empty": lambda: not model,
-    }.get(name, lambda: None)()
+    }
+    return answers[name]() if name in answers else None
 
 
 def called(call: tuple[Any, ...], states: Any, ctx: Any) -> Any:

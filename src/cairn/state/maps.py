@@ -298,7 +298,7 @@ class MapStateHandle:
 
     def __init__(self, table: MapTable) -> None:
         self._table = table
-        self._decode = table.decode
+        self._decode: Callable[[Any], Any] = table.decode
 
     def _visible(self, slot: int, key: Any, stored: Any) -> Any:
         """Apply TTL to an entry that is there: its stored form, or None once it has expired."""
