@@ -70,6 +70,8 @@ class MapTable(EntryTable):
         self._progress = bytearray()
         self._read = self.store.getter(self.name)
         self._eager = False
+        self._removing = False
+        """Some entry was removed in this epoch."""
         self.drafted = False
         """Some values are drafts."""
 
@@ -190,6 +192,7 @@ class MapTable(EntryTable):
 
         With TTL it does so in any case: a snapshot may have left out an expired entry that another copy still has.
         """
+        self._removing = True
         if self.map_of(slot).pop(key, None) is not None:
             self._holes[slot] = self._holes.get(slot, 0) + 1
         if self.ttl is not None:
@@ -219,7 +222,8 @@ class MapTable(EntryTable):
 
     def drain(self) -> Section | None:
         """Changes in the order of keys and entries, so that nothing needs to be sorted as a whole."""
-        cleared, absent = self.cleared, self._absent
+        cleared = self.cleared
+        absent = self._absent if self._removing else _NOTHING
         touched = np.array(
             [slot for slot, known in enumerate(self.maps) if known or slot in cleared or slot in absent], dtype=np.int64
         )
