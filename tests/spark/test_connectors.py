@@ -28,6 +28,7 @@ from cairn import (
     ScriptedSource,
     Types,
 )
+from cairn.model.rows import row_class
 
 pytestmark = pytest.mark.spark
 ship(__name__)
@@ -42,6 +43,23 @@ def test_collection_of_rows_and_of_values(lab: Lab) -> None:
     inferred = lab.env().from_collection([("x", 1.5)])
     assert inferred.df.dtypes == [("_1", "string"), ("_2", "double")]
     assert lab.env().from_collection(["x"]).df.dtypes == [("value", "string")]
+
+
+def test_structs_of_a_collection_are_rows_at_any_depth_and_can_be_given_as_rows_again(lab: Lab) -> None:
+    schema = "user string, home struct<city:string,at:struct<x:int>>, seen array<struct<x:int>>"
+    given = [
+        ("a", {"city": "Rome", "at": {"x": 1}}, [(2,)]),
+        ("a", row_class(("city", "at"))(("Bonn", row_class(("x",))((3,)))), [{"x": 4}, row_class(("x",))((5,))]),
+    ]
+
+    def later(one: Any, other: Any) -> Any:
+        return one if one.home.at.x > other.home.at.x else other
+
+    rows = lab.env().from_collection(given, schema, rows_per_epoch=1)
+    moved = rows.map(lambda row: row._replace(home=row.home._replace(at={"x": row.home.at.x + row.seen[-1].x})))
+    latest = moved.key_by("user").reduce(later, uid="latest")
+    shown = latest.map(lambda row: f"{row.home.city} {row.home.at.x}", "string")
+    assert lab.run(shown, "structs") == [("Bonn 8",), ("Rome 3",)]
 
 
 def test_generator_goes_on_exactly_where_it_stopped(lab: Lab) -> None:

@@ -17,6 +17,7 @@ from cairn.model.keygroups import KeyGroupRange
 from cairn.model.outputs import OutputTag
 from cairn.runtime.casts import CastError, cast_exactly
 from cairn.runtime.exact import exact_fit
+from cairn.runtime.values import arrow_column, python_values
 from cairn.state.codec import KeyCodec, with_groups
 from cairn.state.slots import KeySlots
 
@@ -127,7 +128,7 @@ class OutputBuilder:
             if set(map(len, rows)) - {self._width}:
                 raise ValueError
             columns = [
-                pa.array(list(map(get, rows)), field.type)
+                arrow_column(list(map(get, rows)), field.type)
                 for get, field in zip(self._getters, self._schema, strict=True)
             ]
             if not self._is_exact(rows, columns):
@@ -162,7 +163,7 @@ class OutputBuilder:
             for value, field, check in zip(row, self._schema, self._checks, strict=True):
                 where = f"column '{field.name}' is {field.type}"
                 try:
-                    pa.array([value], field.type)
+                    arrow_column([value], field.type)
                     if check is not None and not check.fits(value):
                         what = f"{value!r:.80} would not be kept as it is"
                         return self._wrong(row, f"{where}: {what}; convert it before it is put out")
@@ -226,10 +227,7 @@ def unknown_tag(operator: str, tag: OutputTag, known: Sequence[str]) -> UserFunc
 
 def row_columns(batch: pa.RecordBatch, count: int) -> list[list[Any]]:
     """The first `count` columns as lists of Python values."""
-    return [
-        column.to_pylist(maps_as_pydicts="lossy") if "map<" in str(column.type) else column.to_pylist()
-        for column in batch.columns[:count]
-    ]
+    return list(map(python_values, batch.columns[:count]))
 
 
 def event_times(column: pa.Array) -> list[int | None]:

@@ -24,6 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.runtime.values import arrow_column
+
 Fits = Callable[[Any], bool]
 Values = Callable[[], Iterable[Any]]
 """Gives the values of a column, as often as it is called."""
@@ -169,7 +171,7 @@ def _column(values: Sequence[Any], at: int | str) -> Values:
 
 def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """A column of these values; what Arrow raises, or ValueError, for a value that it would not keep as it is."""
-    column = pa.array(values, kind)
+    column = arrow_column(list(values), kind)
     check = exact_fit(kind)
     if check is not None and not check.all(lambda: values, column):
         wrong = next(value for value in values if not check.fits(value))

@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cairn.errors import UserFunctionError
+from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, StateTtlConfig, Time
 from cairn.model.functions import RuntimeContext
 from cairn.model.outputs import OutputTag
 from cairn.model.process import KeyedCoProcessFunction, ProcessJoinFunction
 from cairn.runtime.simple import checked_rows
+from cairn.state.drafts import ListDraft
 
 LEFT, RIGHT = 0, 1
 
@@ -67,12 +70,13 @@ class IntervalJoin(KeyedCoProcessFunction):
         """How long a row of each side is kept. A row at the watermark is not late, so one more millisecond."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
-        self._rows = [
-            runtime_context.get_map_state(
-                MapStateDescriptor(name, "bigint", f"array<struct<row:{row_type},matched:boolean>>")
-            )
-            for name, row_type in zip(("left", "right"), self._types, strict=True)
+        self._kept_rows = [parse_type(f"struct<row:{row_type},matched:boolean>") for row_type in self._types]
+        self._rows: list[Any] = [
+            runtime_context.get_map_state(MapStateDescriptor(name, "bigint", f"array<{kept.ddl}>"))
+            for name, kept in zip(("left", "right"), self._kept_rows, strict=True)
         ]
+        self._times: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
+        """For each side the times of its rows, ascending, by the slot of the key."""
         self._function.open(runtime_context)
 
     def process_element1(self, value: Any, ctx: Any) -> Iterator[Any]:
@@ -96,17 +100,28 @@ class IntervalJoin(KeyedCoProcessFunction):
         mine, others = self._rows[side], self._rows[1 - side]
         first, last = at + self._reach[side][0], at + self._reach[side][1]
         matched = False
-        for other_at in others.keys():  # noqa: SIM118 - a map state, not a dict
-            if not first <= other_at <= last:
-                continue
-            found = others.get(other_at)
-            for other, _ in found:
+        times = self._times_of(1 - side)
+        for other_at in times[bisect_left(times, first) : bisect_right(times, last)]:
+            partners = others.get(other_at)
+            for other, _ in partners:
                 matched = True
                 yield from self._pair(side, value, at, other, other_at, ctx)
-            if self._outer[1 - side] and not all(known for _, known in found):
-                others.put(other_at, [(other, True) for other, _ in found])
-        mine.put(at, [*(mine.get(at) or ()), (value, matched)])
+            if self._outer[1 - side] and not all(known for _, known in partners):
+                others.put(other_at, [(other, True) for other, _ in partners])
+        rows = mine.draft(at, ListDraft)
+        if not rows.parts:
+            insort(self._times_of(side), at)
+        rows.parts.append(mine.fit((value, matched), self._kept_rows[side]))
+        mine.keep(at, rows)
         ctx.timer_service().register_event_time_timer(at + self._kept[side])
+
+    def _times_of(self, side: int) -> list[int]:
+        """The times of a side's rows with the current key."""
+        slot = self._rows[side].slot()
+        times = self._times[side].get(slot)
+        if times is None:
+            times = self._times[side][slot] = sorted(self._rows[side].keys())
+        return times
 
     def _pair(self, side: int, value: Any, at: int, other: Any, other_at: int, ctx: Any) -> Iterable[Any]:
         left, right = (value, other) if side == LEFT else (other, value)
@@ -122,6 +137,7 @@ class IntervalJoin(KeyedCoProcessFunction):
                     if not matched:
                         yield from self._pair(side, row, at, None, at, ctx)
             self._rows[side].remove(at)
+            self._times[side].pop(self._rows[side].slot(), None)
 
     def close(self) -> None:
         self._function.close()

@@ -19,7 +19,9 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import AggregateFunction, MapState, RuntimeContext, none_returned
-from cairn.model.types import Types
+from cairn.model.types import DataType, Types
+from cairn.state.drafts import ListDraft, MapDraft
+from cairn.state.maps import MapStateHandle
 
 WINDOW = "struct<start:bigint,end:bigint>"
 
@@ -118,6 +120,11 @@ class WindowAggregating(WindowValue):
 class WindowList(WindowValue):
     """`ListState` of a window, stored as one value."""
 
+    def __init__(self, state: MapStateHandle, scope: Scope, element: DataType) -> None:
+        super().__init__(state, scope)
+        self._state: MapStateHandle = state
+        self._element = element
+
     def get(self) -> Iterator[Any]:
         return iter(self.value() or [])
 
@@ -132,7 +139,11 @@ class WindowList(WindowValue):
         if any(value is None for value in added):
             raise StateMisuseError("None is no element of a list state")
         if added:
-            super().update([*(self.value() or []), *added])
+            parts = [self._state.fit(value, self._element) for value in added]
+            window = self._scope.window
+            draft = self._state.draft(window, ListDraft)
+            draft.parts += parts
+            self._state.keep(window, draft)
 
     def update(self, value: Any) -> None:
         super().update(list(value) or None)
@@ -146,40 +157,63 @@ class WindowList(WindowValue):
 class WindowMap(WindowValue):
     """`MapState` of a window, stored as one value."""
 
-    def _all(self) -> dict[Any, Any]:
-        return dict(self.value() or {})
+    def __init__(self, state: MapStateHandle, scope: Scope, key: DataType, value: DataType) -> None:
+        super().__init__(state, scope)
+        self._state: MapStateHandle = state
+        self._key = key
+        self._value = value
+
+    def _draft(self) -> MapDraft:
+        return self._state.draft(self._scope.window, self._made)
+
+    def _made(self, stored: bytes | None) -> MapDraft:
+        return MapDraft(stored, self._key.from_storage)
+
+    def _user_key(self, key: Any) -> Any:
+        return self._key.from_storage(self._state.fit(key, self._key))
 
     def get(self, key: Any) -> Any:
-        return self._all().get(key)
+        pair = self._draft().parts.get(self._user_key(key))
+        return None if pair is None else self._value.from_storage(pair[1])
 
     def put(self, key: Any, value: Any) -> None:
-        self.put_all({key: value})
+        self.put_all([(key, value)])
 
     def put_all(self, entries: Any) -> None:
-        added = dict(entries.items() if isinstance(entries, Mapping) else entries)
-        if any(key is None or value is None for key, value in added.items()):
+        added = list(entries.items() if isinstance(entries, Mapping) else entries)
+        if any(key is None or value is None for key, value in added):
             raise StateMisuseError("None is neither a key nor a value of a map state; use remove() to take one out")
-        self.update((self._all() | added) or None)
+        fit = self._state.fit
+        pairs = [(fit(key, self._key), fit(value, self._value)) for key, value in added]
+        if pairs:
+            draft = self._draft()
+            draft.parts.update((self._key.from_storage(pair[0]), pair) for pair in pairs)
+            self._state.keep(self._scope.window, draft)
 
     def remove(self, key: Any) -> None:
-        entries = self._all()
-        if entries.pop(key, None) is not None:
-            self.update(entries or None)
+        draft = self._draft()
+        if draft.parts.pop(self._user_key(key), None) is None:
+            return
+        if draft.parts:
+            self._state.keep(self._scope.window, draft)
+        else:
+            self.clear()
 
     def contains(self, key: Any) -> bool:
-        return key in self._all()
+        return self._user_key(key) in self._draft().parts
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        return iter(self._all().items())
+        decode = self._value.from_storage
+        return iter([(key, decode(value)) for key, (_, value) in self._draft().parts.items()])
 
     def keys(self) -> Iterator[Any]:
-        return iter(self._all())
+        return iter(list(self._draft().parts))
 
     def values(self) -> Iterator[Any]:
-        return iter(self._all().values())
+        return iter([value for _, value in self.items()])
 
     def is_empty(self) -> bool:
-        return not self._all()
+        return not self._draft().parts
 
     def __getitem__(self, key: Any) -> Any:
         return self.get(key)
@@ -225,15 +259,16 @@ class WindowStates:
         stored = MapStateDescriptor(f"{self._prefix}.{descriptor.name}", WINDOW, value_type)
         if descriptor.ttl is not None:
             stored.enable_time_to_live(descriptor.ttl)
-        state = self._runtime.get_map_state(stored)
+        state: Any = self._runtime.get_map_state(stored)
         if isinstance(descriptor, ReducingStateDescriptor):
             return WindowReducing(state, self._scope, descriptor.reduce)
         if isinstance(descriptor, AggregatingStateDescriptor):
             return WindowAggregating(state, self._scope, descriptor.aggregate)
         if isinstance(descriptor, ListStateDescriptor):
-            return WindowList(state, self._scope)
+            return WindowList(state, self._scope, descriptor.value_type)
         if isinstance(descriptor, MapStateDescriptor):
-            return WindowMap(state, self._scope)
+            assert descriptor.key_type is not None
+            return WindowMap(state, self._scope, descriptor.key_type, descriptor.value_type)
         if isinstance(descriptor, ValueStateDescriptor):
             return WindowValue(state, self._scope)
         raise InvalidInputError(f"a window keeps no state of a {type(descriptor).__name__}")

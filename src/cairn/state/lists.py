@@ -42,14 +42,19 @@ class ListTable(EntryTable):
         """The committed segments of a slot that still count: entry, time and elements."""
         if slot in self.cleared:
             return []
-        found = self._before.get(slot)
-        if found is None:
-            found = []
+        segments = self._before.get(slot)
+        if segments is None:
+            segments = []
             for entry, raw in self.stored(slot):
                 time, body = self.split(raw)
-                found.append((entry, time, _unpack(body)))
-            self._before[slot] = found
-        return [segment for segment in found if (slot, segment[0]) not in self.dropped]
+                segments.append((entry, time, _unpack(body)))
+            self._before[slot] = segments
+        return segments
+
+    def drop(self, slot: int, expired: set[bytes]) -> None:
+        """Let segments go whose time is over."""
+        self.dropped.update((slot, entry) for entry in expired)
+        self._before[slot] = [segment for segment in self._before[slot] if segment[0] not in expired]
 
     def _packed(self, added: list[Any]) -> bytes:
         try:
@@ -117,12 +122,15 @@ class ListStateHandle:
         ttl = table.ttl
         alive: list[Any] = []
         shown: list[Any] = []
+        expired: set[bytes] = set()
         for entry, time, segment in table.before(slot):
             if ttl is not None and ttl.expired(time):
-                table.dropped.add((slot, entry))
+                expired.add(entry)
                 shown += segment if ttl.show_expired else ()
             else:
                 alive += segment
+        if expired:
+            table.drop(slot, expired)
         alive += self._added.get(slot, ())
         if ttl is not None and ttl.on_read and alive:
             self._replace(slot, alive)

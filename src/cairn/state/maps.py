@@ -3,17 +3,18 @@
 A map holds no None, and iterating sees the entries as they were when it began, in the order of their encoded keys:
 ascending, but decimals by their text, and negative floats after all others, from zero down.
 
-In a task every touched map is a Python dict from the stored form of a map key to the stored form of its value, with
-None for an entry that is known to be absent. Stored forms sort like the bytes of the entries. Floating-point keys are
-kept as those bytes, because equal floats are not always the same key and one float is not even equal to itself.
+In a task every touched map is a Python dict from the stored form of a map key to the stored form of its value. It has
+the entries that are there and nothing else, so that iterating costs what it yields; entries that are known to be absent
+are kept apart. Stored forms sort like the bytes of the entries. Floating-point keys are kept as those bytes, because
+equal floats are not always the same key and one float is not even equal to itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress, repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress, repeat, takewhile
 from operator import is_not
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +22,9 @@ import pyarrow.compute as pc
 
 from cairn.errors import InternalError
 from cairn.model.descriptors import MapStateDescriptor
-from cairn.model.types import Storage
+from cairn.model.types import DataType, Storage
 from cairn.state import codec
+from cairn.state.drafts import Draft
 from cairn.state.entries import EntryTable
 from cairn.state.slots import no_current_key
 from cairn.storage.statefile import Section, ordered_table
@@ -33,6 +35,7 @@ SMALL = 16
 EAGER_ROWS = 4
 """With so many rows a key, a second entry will be asked for: the map is read whole for the first."""
 
+_D = TypeVar("_D", bound=Draft)
 _MISSING: Any = object()
 _NOTHING: dict[Any, Any] = {}
 _NO_SLOT = (IndexError, TypeError)
@@ -40,7 +43,14 @@ _UNREAD, _ASKED, _WHOLE, _LARGE = range(4)
 
 
 class MapTable(EntryTable):
-    """`maps` has what is known of each slot's map, `_before` the same as it was read: what differs has changed."""
+    """The maps of an operator's keys as far as they are known, by slot.
+
+    `maps` has the entries that are there, `_before` the stored ones as they were read: what differs has changed. A
+    stored entry that was written before it was read stands in `_before` as `_MISSING`, which differs from any value.
+    `_absent` has the entries that are known not to be there, unless the function put them since, which `maps` shows.
+    It says of each whether the delta must remove it, because it is stored or may be stored. Once a map is known as a
+    whole, an entry that is in none of the three does not exist.
+    """
 
     kind = "map"
 
@@ -54,9 +64,16 @@ class MapTable(EntryTable):
         self.maps: list[dict[Any, Any]] = []
         self.times: dict[int, dict[Any, int | None]] = {}
         self._before: list[dict[Any, Any]] = []
+        self._absent: dict[int, dict[Any, bool]] = {}
+        self._holes: dict[int, int] = {}
+        """How many entries were taken out of a slot's dict, which is as slow to iterate as if they were still in it."""
         self._progress = bytearray()
         self._read = self.store.getter(self.name)
         self._eager = False
+        self._removing = False
+        """Some entry was removed in this epoch."""
+        self.drafted = False
+        """Some values are drafts."""
 
     # Keys of entries.
 
@@ -91,34 +108,47 @@ class MapTable(EntryTable):
         if key in known:
             return known[key]
         progress = self._progress[slot]
+        if progress == _WHOLE or key in self._absent.get(slot, _NOTHING):
+            return None
         if progress == _ASKED or (progress == _UNREAD and self._eager):
             self._learn(slot, self.store.first(self.name, self.prefix(slot), SMALL + 1))
             known = self.maps[slot]
             if key in known:
                 return known[key]
             progress = self._progress[slot]
-        if progress == _WHOLE:
-            return None
+            if progress == _WHOLE:
+                return None
         backend_key = self.prefix(slot) + self._entry_of(key)
         raw = self._read(backend_key)
         if progress == _UNREAD:
             self._progress[slot] = _ASKED
         if raw is None:
-            self._before[slot] = self._before[slot] | {key: None}
-            known[key] = None
+            self._absent.setdefault(slot, {})[key] = False
             return None
         self._learn(slot, [(backend_key, raw)], whole=None)
         return self.maps[slot][key]
 
     def read_whole(self, slot: int) -> dict[Any, Any]:
-        """All that there is of a slot's map."""
-        self.map_of(slot)
+        """All entries of a slot's map."""
+        known = self.map_of(slot)
         if self._progress[slot] != _WHOLE:
             self._learn(slot, list(self.store.scan(self.name, self.prefix(slot))), whole=True)
-        return self.maps[slot]
+            return self.maps[slot]
+        if self._holes.get(slot, 0) > len(known):
+            self.maps[slot] = known = known.copy()
+            del self._holes[slot]
+        return known
+
+    def is_empty(self, slot: int) -> bool:
+        """Whether a map has no entries. Reads no more of it than it must."""
+        if self.map_of(slot):
+            return False
+        if self._progress[slot] in (_UNREAD, _ASKED):
+            self._learn(slot, self.store.first(self.name, self.prefix(slot), SMALL + 1))
+        return not (self.maps[slot] or self.read_whole(slot))
 
     def _learn(self, slot: int, pairs: list[tuple[bytes, bytes]], whole: bool | None = False) -> None:
-        """Add stored entries to what is known; what was written here goes before it.
+        """Add stored entries to the known ones; an entry that was written or removed here stays as it is.
 
         `whole` says that these are all entries; None, that nothing is known about that.
         """
@@ -131,30 +161,61 @@ class MapTable(EntryTable):
                 time, values[at] = self.split(values[at])
                 times.setdefault(key, time)
         read = dict(zip(keys, codec.stored_values(self.type.storage, values), strict=True))
-        known = self.maps[slot]
-        if known:  # what was written here goes before what is stored, and stays a change
-            self._before[slot] = self._before[slot] | {key: read[key] for key in read.keys() - known.keys()}
-            self.maps[slot] = read | known
-        else:
-            self._before[slot] = read
-            self.maps[slot] = read.copy()
         if whole is not None:
             self._progress[slot] = _WHOLE if whole or len(pairs) <= SMALL else _LARGE
+        known, absent = self.maps[slot], self._absent.get(slot)
+        if not known and not absent:
+            self.maps[slot] = read
+            self._before[slot] = read.copy()
+            return
+        before = self._before[slot]
+        if before is _NOTHING:
+            before = self._before[slot] = {}
+        for key, value in read.items():
+            if key in known or (absent and key in absent):
+                before.setdefault(key, _MISSING)
+            else:
+                known[key] = before[key] = value
+        if absent and self.ttl is None and self._progress[slot] == _WHOLE:
+            self._absent[slot] = {key: True for key in absent if key in before}
 
     # Writing.
 
     def write(self, slot: int, key: Any, value: Any) -> None:
-        """Set an entry, or take it out with None; with TTL, at the epoch's time."""
+        """Set an entry; with TTL, at the epoch's time."""
         self.map_of(slot)[key] = value
         if self.ttl is not None:
-            self.times.setdefault(slot, {})[key] = self.ttl.clock
-            if self._before[slot]:
-                self._before[slot].pop(key, None)  # written, even if the value is the same
+            self._stamp(slot, key)
+
+    def remove(self, slot: int, key: Any) -> None:
+        """Take an entry out. The delta removes it unless it is known not to be stored.
+
+        With TTL it does so in any case: a snapshot may have left out an expired entry that another copy still has.
+        """
+        self._removing = True
+        if self.map_of(slot).pop(key, None) is not None:
+            self._holes[slot] = self._holes.get(slot, 0) + 1
+        if self.ttl is not None:
+            self._stamp(slot, key)
+            if slot not in self.cleared:
+                self._absent.setdefault(slot, {})[key] = True
+        elif self._progress[slot] != _WHOLE:
+            self._absent.setdefault(slot, {}).setdefault(key, True)
+        elif key in self._before[slot]:
+            self._absent.setdefault(slot, {})[key] = True
+
+    def _stamp(self, slot: int, key: Any) -> None:
+        assert self.ttl is not None
+        self.times.setdefault(slot, {})[key] = self.ttl.clock
+        if key in self._before[slot]:
+            self._before[slot][key] = _MISSING  # written, even if the value is the same
 
     def clear(self, slot: int) -> None:
         self.map_of(slot)
         self.maps[slot] = {}
         self._before[slot] = _NOTHING
+        self._absent.pop(slot, None)
+        self._holes.pop(slot, None)
         self._progress[slot] = _WHOLE
         self.cleared.add(slot)
         self.times.pop(slot, None)
@@ -162,7 +223,10 @@ class MapTable(EntryTable):
     def drain(self) -> Section | None:
         """Changes in the order of keys and entries, so that nothing needs to be sorted as a whole."""
         cleared = self.cleared
-        touched = np.array([slot for slot, known in enumerate(self.maps) if known or slot in cleared], dtype=np.int64)
+        absent = self._absent if self._removing else _NOTHING
+        touched = np.array(
+            [slot for slot, known in enumerate(self.maps) if known or slot in cleared or slot in absent], dtype=np.int64
+        )
         if len(touched) == 0:
             return None
         names = self.slots.all_keys().take(pa.array(touched))
@@ -173,6 +237,9 @@ class MapTable(EntryTable):
         earlier: list[Any] = []
         for slot in ordered.tolist():
             known, before = self.maps[slot], self._before[slot]
+            removed = [key for key, stored in absent[slot].items() if stored] if slot in absent else None
+            if removed:
+                known = dict.fromkeys(removed) | known
             keys = sorted(known)
             counts.append(len(keys))
             if slot in cleared:
@@ -183,6 +250,8 @@ class MapTable(EntryTable):
             entries += keys
             values += map(known.__getitem__, keys)
             earlier += map(before.get, keys, repeat(_MISSING))
+        if self.drafted:
+            values = [value.stored() if isinstance(value, Draft) else value for value in values]
         changed = np.fromiter(map(is_not, values, earlier), bool, len(values))
         slots = np.repeat(ordered, counts)
         if not changed.all():
@@ -203,6 +272,10 @@ class MapTable(EntryTable):
             columns["time"] = pa.array(stamps, pa.int64())
         return Section(self.name, self.kind, self.type.storage, self.ttl is not None, ordered_table(columns))
 
+    def decode(self, stored: Any) -> Any:
+        """A value as users see it."""
+        return self.type.from_storage(stored.stored() if isinstance(stored, Draft) else stored)
+
     def _entry_column(self, keys: list[Any], slots: Sequence[int]) -> pa.Array:
         """Entry bytes of map keys, null where there is none; what the fast paths let through is checked here."""
         storage = self.key_type.storage
@@ -222,18 +295,14 @@ class MapTable(EntryTable):
         raise InternalError(f"operator '{self.operator}', state '{self.name}': a map key cannot be stored")
 
 
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]
-
-
 class MapStateHandle:
     """`MapState` of any type, with or without TTL."""
 
-    __slots__ = ("_from_storage", "_table")
+    __slots__ = ("_decode", "_table")
 
     def __init__(self, table: MapTable) -> None:
         self._table = table
-        self._from_storage = table.type.from_storage
+        self._decode: Callable[[Any], Any] = table.decode
 
     def _visible(self, slot: int, key: Any, stored: Any) -> Any:
         """Apply TTL to an entry that is there: its stored form, or None once it has expired."""
@@ -242,7 +311,7 @@ class MapStateHandle:
         if ttl is None or stored is None:
             return stored
         if ttl.expired(table.times[slot].get(key)):
-            table.write(slot, key, None)
+            table.remove(slot, key)
             return stored if ttl.show_expired else None
         if ttl.on_read:
             table.write(slot, key, stored)
@@ -256,7 +325,7 @@ class MapStateHandle:
 
     def get(self, key: Any) -> Any:
         stored = self._look_up(key)
-        return None if stored is None else self._from_storage(stored)
+        return None if stored is None else self._decode(stored)
 
     def put(self, key: Any, value: Any) -> None:
         table = self._table
@@ -268,20 +337,23 @@ class MapStateHandle:
 
     def remove(self, key: Any) -> None:
         table = self._table
-        table.write(table.slot(), table.stored_key(key), None)
+        table.remove(table.slot(), table.stored_key(key))
 
     def contains(self, key: Any) -> bool:
         return self._look_up(key) is not None
 
     def _all(self) -> list[tuple[Any, Any]]:
         """Stored key and value of all visible entries, in the order of the entries."""
-        slot = self._table.slot()
-        known = sorted(self._table.read_whole(slot).items(), key=_first)
-        pairs = [(key, self._visible(slot, key, stored)) for key, stored in known]
+        table = self._table
+        slot = table.slot()
+        known = table.read_whole(slot)
+        if table.ttl is None:
+            return [(key, known[key]) for key in sorted(known)]
+        pairs = [(key, self._visible(slot, key, known[key])) for key in sorted(known)]
         return [pair for pair in pairs if pair[1] is not None]
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        user_key, decode = self._table.user_key, self._from_storage
+        user_key, decode = self._table.user_key, self._decode
         return iter([(user_key(key), decode(stored)) for key, stored in self._all()])
 
     def keys(self) -> Iterator[Any]:
@@ -289,14 +361,54 @@ class MapStateHandle:
         return iter([user_key(key) for key, _ in self._all()])
 
     def values(self) -> Iterator[Any]:
-        decode = self._from_storage
+        decode = self._decode
         return iter([decode(stored) for _, stored in self._all()])
 
     def is_empty(self) -> bool:
-        return not self._all()
+        """Whether no entry is visible. This is no read in the sense of TTL: it renews no time."""
+        table = self._table
+        slot = table.slot()
+        ttl = table.ttl
+        if ttl is None or ttl.show_expired:
+            return table.is_empty(slot)
+        known = table.read_whole(slot)
+        times = table.times[slot] if known else _NOTHING
+        for key in list(takewhile(lambda key: ttl.expired(times.get(key)), known)):
+            table.remove(slot, key)
+        return not known
 
     def clear(self) -> None:
         self._table.clear(self._table.slot())
+
+    # For operators of cairn's own.
+
+    def slot(self) -> int:
+        """A number that stands for the current key until the epoch ends."""
+        return self._table.slot()
+
+    def fit(self, value: Any, dtype: DataType) -> Any:
+        """The stored form of a part of a value, or an error that names operator, state and part."""
+        return self._table.fit(value, dtype)
+
+    def draft(self, key: Any, kind: Callable[[bytes | None], _D]) -> _D:
+        """The value of an entry as a draft, an empty one where there is none. `keep` writes it."""
+        table = self._table
+        slot = table.slot()
+        key = table.stored_key(key)
+        stored = self._visible(slot, key, table.find(slot, key))
+        if isinstance(stored, Draft):
+            return stored  # type: ignore[return-value]
+        draft = kind(stored)
+        if key in table.maps[slot]:
+            table.drafted = True
+            table.maps[slot][key] = draft
+        return draft
+
+    def keep(self, key: Any, draft: Draft) -> None:
+        """Write a draft that has changed."""
+        draft.changed = True
+        self._table.drafted = True
+        self._table.write(self._table.slot(), self._table.stored_key(key), draft)
 
     def __getitem__(self, key: Any) -> Any:
         return self.get(key)
@@ -321,6 +433,7 @@ class PlainMapState(MapStateHandle):
 
     def __init__(self, table: MapTable) -> None:
         super().__init__(table)
+        self._decode = table.type.from_storage  # plain values are never drafts
         self._maps = table.maps
         self._current = table.slots.current
         self._key_class = table.key_class

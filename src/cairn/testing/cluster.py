@@ -24,6 +24,7 @@ from cairn.runtime.exact import exact_array
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.outputs import SideSpec
 from cairn.runtime.task import run_task
+from cairn.runtime.values import python_values
 from cairn.storage.filesystem import FileSystem
 
 _SCALARS = {
@@ -214,7 +215,7 @@ def sides_of(tags: Sequence[OutputTag]) -> tuple[SideSpec, ...]:
 def rows_of(batch: pa.RecordBatch) -> list[Any]:
     """The rows of a batch as named tuples."""
     row = row_class(tuple(batch.schema.names))
-    return list(map(row, zip(*[column.to_pylist() for column in batch.columns], strict=True)))
+    return list(map(row, zip(*map(python_values, batch.columns), strict=True)))
 
 
 def local_compaction(job_dir: str, run: int) -> Any:

@@ -126,7 +126,7 @@ class TwoInputShuffle:
             values += [number, order, group] if self._broadcast else [number, group]
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._full, strict=True)]
+        arrays = [exact_array(column, field.type) for column, field in zip(columns, self._full, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._full)
 
 
