@@ -200,5 +200,5 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidInputError, match="no column 'user' among key, value"):
         started(KafkaSink("localhost:1", "t", key="user"), job(tmp_path), RECORD)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'cairn\[kafka\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install 'cairn-streaming\[kafka\]'"):
         started(KafkaSink("localhost:1", "t"), job(tmp_path, "other"), RECORD)

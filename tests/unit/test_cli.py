@@ -383,7 +383,7 @@ def test_missing_rocksdict_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     check = doctor.check_rocksdict()
     assert check.status is Status.WARN
-    assert "cairn[rocksdb]" in check.remedy
+    assert "cairn-streaming[rocksdb]" in check.remedy
 
 
 @pytest.mark.parametrize(("free", "status"), [(1 << 20, Status.FAIL), (1 << 30, Status.WARN), (1 << 40, Status.OK)])

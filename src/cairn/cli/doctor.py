@@ -124,7 +124,7 @@ def java_major(text: str) -> int | None:
 def check_pyspark() -> Check:
     """Read from the package's metadata: importing Spark would take a second."""
     span = f"{_dotted(PYSPARK_OLDEST)} to {_dotted(PYSPARK_NEWEST)}"
-    install = "Run: pip install 'cairn[spark]'"
+    install = "Run: pip install 'cairn-streaming[spark]'"
     found = _installed("pyspark")
     if found is None:
         return Check("pyspark", Status.FAIL, "not installed", install)
@@ -161,7 +161,7 @@ def check_rocksdict() -> Check:
             "rocksdict",
             Status.WARN,
             f"{problem}; only the rocksdb backend needs it",
-            "For that backend run: pip install 'cairn[rocksdb]'",
+            "For that backend run: pip install 'cairn-streaming[rocksdb]'",
         )
     return Check("rocksdict", Status.OK, _installed("rocksdict") or "unknown version")
 

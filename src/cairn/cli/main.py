@@ -60,9 +60,9 @@ def _debug_wanted() -> bool:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from cairn import __version__
 
-        print(f"cairn {version('cairn')}")
+        print(f"cairn {__version__}")
         raise typer.Exit
 
 
