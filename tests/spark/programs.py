@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,15 +28,25 @@ PATIENCE = 150.0
 
 
 class Program:
-    """One start of a script by `cairn run`, in `folder`, which also takes the working stores."""
+    """One start of a script by `cairn run`, in `folder`, which also takes the working stores.
 
-    def __init__(self, script: Path, folder: Path, *args: str) -> None:
+    `cairn` is the command of another installation, and `variables` the environment that it runs in.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        folder: Path,
+        *args: str,
+        cairn: Sequence[str] = (sys.executable, "-m", "cairn.cli.main"),
+        variables: Mapping[str, str] = os.environ,
+    ) -> None:
         config = {**QUICK, "execution.checkpointing.local-backup.dirs": str(folder / "stores")}
         self._errors = (folder / "stderr.txt").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cairn.cli.main", "run", str(script), *args],
+            [*cairn, "run", str(script), *args],
             cwd=folder,
-            env={**os.environ, "CAIRN_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
+            env={**variables, "CAIRN_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
