@@ -315,7 +315,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(home)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "pyspark":
+        if (error.name or "").split(".")[0] not in ("pyspark", "py4j"):
             raise
         from cairn.errors import MissingPackageError
 

@@ -1,19 +1,21 @@
 """A real browser on a running job: every page, the keyboard, a phone's width, a savepoint and a stop by clicking.
 
-Needs Chromium (on Debian: `apt-get install chromium`) and Playwright; without them it is skipped, and says so. With
-CAIRN_SCREENSHOTS=DIR the pages are kept as pictures.
+Chromium is installed where it is missing and the tests may do so (on Debian, with root rights); else they are skipped,
+and say why. With CAIRN_SCREENSHOTS=DIR the pages are kept as pictures.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import sync_playwright
+from tests.servers.cache import NotAvailableError
+from tests.servers.chromium import chromium as installed_chromium
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 
@@ -22,7 +24,6 @@ from cairn.api.job import JobStatus
 from cairn.view.reading import JobReader
 from cairn.web import host
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TOKEN = "the-token-of-the-browser-test"
 PAGES = [
     ("jobs", "/"), ("overview", ""), ("operator", "/operators/oracle"), ("checkpoints", "/checkpoints"),
@@ -34,17 +35,15 @@ PAGES = [
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 
 
-def browser_or_skip() -> Any:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    return pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    api = browser_or_skip()
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    try:
+        program = installed_chromium()
+    except NotAvailableError as reason:
+        print(f"no Chromium: {reason}")
+        pytest.skip(f"no Chromium: {reason}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 

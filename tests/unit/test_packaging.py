@@ -138,7 +138,7 @@ def test_a_backend_that_lacks_a_package_never_names_an_extra_that_does_not_exist
 
 def without_spark(program: str) -> subprocess.CompletedProcess[str]:
     """The answer of a process in which Spark cannot be imported."""
-    hidden = "import sys\nsys.modules['pyspark'] = None\n"
+    hidden = "import sys\nsys.modules['pyspark'] = sys.modules['py4j'] = None\n"
     return subprocess.run([sys.executable, "-c", hidden + program], capture_output=True, text=True, check=False)
 
 
@@ -155,6 +155,22 @@ def test_without_spark_the_import_of_what_needs_it_says_what_to_install() -> Non
     assert answer.returncode == 0, answer.stderr
     assert "cairn.StreamExecutionEnvironment needs PySpark" in answer.stdout
     assert "pip install 'cairn-streaming[spark]'" in answer.stdout
+
+
+def test_without_spark_every_public_name_loads_or_says_what_to_install() -> None:
+    answer = without_spark(
+        "import cairn\n"
+        "needing = []\n"
+        "for name in cairn.__all__:\n"
+        "    try:\n"
+        "        getattr(cairn, name)\n"
+        "    except cairn.MissingPackageError:\n"
+        "        needing.append(name)\n"
+        "print(*needing)\n"
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert {"JobHandle", "KeyedStream", "DataStream"} <= set(answer.stdout.split())
+    assert not {"KeyedProcessFunction", "Types", "CairnError"} & set(answer.stdout.split())
 
 
 def test_without_spark_a_job_script_ends_with_the_remedy_and_no_traceback(tmp_path: Path) -> None:
