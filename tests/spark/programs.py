@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+from tests.patience import PATIENCE
 
 QUICK = {
     "spark.master": "local[2]",
@@ -24,7 +25,6 @@ QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "parallelism.default": 2,
 }
-PATIENCE = 150.0
 
 
 class Program:
@@ -75,7 +75,7 @@ class Program:
     def finish(self) -> list[str]:
         """All lines of a program that ends by itself, which it must do well."""
         code = self._process.wait(PATIENCE)
-        self._reader.join(10)
+        self._reader.join(PATIENCE)
         assert code == 0, f"exit code {code}:\n{self._said()}"
         return self.lines
 
@@ -93,14 +93,14 @@ class Program:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self._process.wait(30)
+        self._process.wait(PATIENCE)
 
     def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *reason: object) -> None:
         self.kill()
-        self._reader.join(10)
+        self._reader.join(PATIENCE)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.checkpoint_lab import RETAIN, ROWS, listing, outputs, processed, running, until
+from tests.patience import PATIENCE, until
+from tests.spark.checkpoint_lab import RETAIN, ROWS, listing, outputs, processed, running
 from tests.spark.lab import Lab
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship, write_file
 
@@ -211,7 +212,7 @@ def test_a_restart_strategy_gives_up_in_the_end(lab: Lab) -> None:
     strategy = {"restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.delay": "10 ms"}
     job = running(lab, function=Failing(str(countdown)), **strategy)
     with pytest.raises(Exception, match="RuntimeError"):
-        job.await_termination(60)
+        job.await_termination(PATIENCE)
     assert (job.status(), job.restarts) == (JobStatus.FAILED, 1)
 
 

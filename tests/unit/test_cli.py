@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 
 from cairn import errors
 from cairn.cli import doctor
@@ -27,7 +28,7 @@ def cairn(*args: str | Path, cwd: Path | None = None, **env: str) -> subprocess.
         text=True,
         cwd=cwd,
         env=environment(**env),
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -240,7 +241,7 @@ def listen_to_interrupts() -> None:
 
 
 def test_interrupt_ends_with_130(tmp_path: Path) -> None:
-    script = job(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    script = job(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "cairn.cli.main", "run", str(script)],
         stdout=subprocess.PIPE,
@@ -253,7 +254,7 @@ def test_interrupt_ends_with_130(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)
-        _, messages = process.communicate(timeout=30)
+        _, messages = process.communicate(timeout=PATIENCE)
     assert process.returncode == ExitCode.INTERRUPTED
     assert messages == "interrupted\n"
 
