@@ -104,7 +104,7 @@ def test_a_fork_keeps_lists_maps_and_values_over_many_epochs(lab: Lab) -> None:
     job.cancel()
     fork = running(lab, "fork", parallelism=3, function=Collect(), execution__state_recovery__path=path, **config)
     lab.feed(rows[100:], files=14)
-    until(lambda: sum(r.rows_in for r in fork.epochs()) >= 200 or fork.status() is not JobStatus.RUNNING, 120)
+    until(lambda: sum(r.rows_in for r in fork.epochs()) >= 200 or fork.status() is not JobStatus.RUNNING)
     fork.cancel()
     assert fork.exception() is None
     for key, seq, count, total, listed in outputs(lab, "fork"):
@@ -198,7 +198,7 @@ def test_a_failed_job_is_restarted_by_its_strategy(lab: Lab) -> None:
     processed(job, 80)
     countdown.write_text("6")
     lab.feed(ROWS[80:], files=2)
-    until(lambda: job.restarts > 0 and sum(report.rows_in for report in job.epochs()) >= 240, 90)
+    until(lambda: job.restarts > 0 and sum(report.rows_in for report in job.epochs()) >= 240)
     assert job.status() is JobStatus.RUNNING
     job.trigger_checkpoint()
     job.cancel()
