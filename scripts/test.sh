@@ -2,12 +2,13 @@
 # Runs the tests in two parts and reports one total. Tests that start Spark or a server, or kill processes, are handed
 # out by file, because a file shares its session and its servers; the rest test by test. Files with few tests are not put
 # last, as they would be by default: those that kill processes take longest. Extra arguments go to both parts.
+# There is a worker for each core that the operating system counts; TEST_WORKERS sets another number.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 REPORTS="$(mktemp -d)"
 trap 'rm -rf "$REPORTS"' EXIT
-WORKERS="${TEST_WORKERS:-2}"
+WORKERS="${TEST_WORKERS:-logical}"
 status=0
 
 # Exit code 5 of pytest means that no test was selected, which one part may well be.

@@ -5,6 +5,7 @@ The public names are loaded on first use, so that importing the package costs no
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,8 @@ _HOMES = {
     "cairn.connectors.sources": ("FileSource", "KafkaSource", "SocketSource"),
     "cairn.errors": (
         "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
-        "IncompatibleStateError", "InternalError", "InvalidInputError", "NotFoundError", "StateMisuseError",
-        "StateTypeError", "StorageError", "UserFunctionError",
+        "IncompatibleStateError", "InternalError", "InvalidInputError", "MissingPackageError", "NotFoundError",
+        "StateMisuseError", "StateTypeError", "StorageError", "UserFunctionError",
     ),
     "cairn.model.checkpoint": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
     "cairn.model.assigners": (
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
         IncompatibleStateError,
         InternalError,
         InvalidInputError,
+        MissingPackageError,
         NotFoundError,
         StateMisuseError,
         StateTypeError,
@@ -255,6 +257,7 @@ __all__ = [
     "MapFunction",
     "MapStateDescriptor",
     "MergingWindowAssigner",
+    "MissingPackageError",
     "NeverTrigger",
     "NoopSink",
     "NotFoundError",
@@ -309,7 +312,19 @@ def __getattr__(name: str) -> Any:
     home = _WHERE.get(name)
     if home is None:
         raise AttributeError(f"module 'cairn' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    try:
+        module = import_module(home)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("pyspark", "py4j"):
+            raise
+        from cairn.errors import MissingPackageError
+
+        raise MissingPackageError(
+            f"cairn.{name} needs PySpark, which is not installed for {sys.executable}. "
+            "Install it with: pip install 'cairn-streaming[spark]'",
+            remedy="Run: pip install 'cairn-streaming[spark]'",
+        ) from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

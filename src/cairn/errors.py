@@ -5,7 +5,8 @@ driver. The classes are divided by what the catcher does next::
 
     CairnError
     ├── InvalidInputError       fix the call or the configuration (also a ValueError)
-    │   └── StateTypeError      a value does not fit the declared type (also a TypeError)
+    │   ├── StateTypeError      a value does not fit the declared type (also a TypeError)
+    │   └── MissingPackageError an optional package is not installed (also an ImportError)
     ├── NotFoundError           the named thing does not exist (also a LookupError)
     ├── IncompatibleStateError  the code and the stored state do not fit together
     ├── UserFunctionError       the user's function raised
@@ -54,6 +55,10 @@ class StateTypeError(InvalidInputError, TypeError):
     code = "state-type"
 
 
+class MissingPackageError(InvalidInputError, ImportError):
+    code = "missing-package"
+
+
 class NotFoundError(CairnError, LookupError):
     code = "not-found"
 
@@ -99,6 +104,7 @@ _ALL: dict[str, type[CairnError]] = {
     for kind in (
         InvalidInputError,
         StateTypeError,
+        MissingPackageError,
         NotFoundError,
         IncompatibleStateError,
         UserFunctionError,
@@ -114,6 +120,7 @@ _ALL: dict[str, type[CairnError]] = {
 # The first entry that matches decides, so subclasses stand before their parents.
 _ADVICE: tuple[tuple[type[CairnError], str], ...] = (
     (StateTypeError, "Make the value fit the declared type, or declare another type."),
+    (MissingPackageError, "Install the named package where the job runs, and start again; no state was changed."),
     (InvalidInputError, "Correct the named call or setting and start again; no state was changed."),
     (NotFoundError, "Check the name and the directory."),
     (FencedError, "Another run owns this job. Leave it running, or stop it and start this one again."),

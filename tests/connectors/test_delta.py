@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_refused_at_the_start(tmp_path: Path, monkeypatch: 
     with pytest.raises(InvalidInputError, match="path or URL"):
         DeltaSink("")
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'cairn\[delta\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install 'cairn-streaming\[delta\]'"):
         started(DeltaSink(table), where)
 
 

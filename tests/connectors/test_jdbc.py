@@ -326,5 +326,5 @@ def test_url_and_table_name_are_checked() -> None:
 
 def test_missing_client_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'cairn\[postgres\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install 'cairn-streaming\[postgres\]'"):
         started(JdbcSink("postgresql://localhost/x", "t"), job(tmp_path))

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.sql.types import BinaryType, StructType
 from tests.connectors.lab import attempt, frame, job, started
+from tests.patience import PATIENCE
 from tests.servers.kafka import KafkaServer
 
 from cairn import (
@@ -123,7 +124,7 @@ def test_fence_that_kafka_forgot_is_not_guessed(kafka: KafkaServer, topic: str, 
     sink.close()
     group = sink._group()
     admin = AdminClient({"bootstrap.servers": kafka.address})
-    admin.delete_consumer_groups([group])[group].result(20)
+    admin.delete_consumer_groups([group])[group].result(PATIENCE)
     again = start(kafka, topic, where)
     with pytest.raises(CorruptFileError, match=rf"consumer group '{group}'.*stands at -1 where 1 or 2 is expected"):
         again.commit(data, 1)
@@ -200,5 +201,5 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidInputError, match="no column 'user' among key, value"):
         started(KafkaSink("localhost:1", "t", key="user"), job(tmp_path), RECORD)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'cairn\[kafka\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install 'cairn-streaming\[kafka\]'"):
         started(KafkaSink("localhost:1", "t"), job(tmp_path, "other"), RECORD)

@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.patience import PATIENCE
 from tests.spark.lab import intact_manifests
 from tests.spark.oracle import Result, Row, expected, numbered_rows, write_files
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +61,7 @@ class Trial:
 
     def run(self, **plan: Any) -> int:
         """Start the job and wait for its end, whatever it is."""
-        return self.start(**plan).wait(timeout=150)
+        return self.start(**plan).wait(timeout=PATIENCE)
 
     def finish(self) -> None:
         """Run to the end without a fault, and check everything."""
@@ -193,14 +194,14 @@ def test_newer_drivers_take_over(trials: Any, tmp_path: Path) -> None:
     _wait(lambda: trial.newest() >= 1, first, trial)
     done = tmp_path / "done"
     second = trial.start(hold=["committed", 4, str(done)])
-    assert first.wait(timeout=120) > 0
+    assert first.wait(timeout=PATIENCE) > 0
     assert "FencedError" in trial.log(1)
     assert "this is run 1 of the job" in trial.log(1)
     assert f"run 2 (process {second.pid} on" in trial.log(1)
     _wait(lambda: trial.newest() >= 4, second, trial)
     trial.finish()
     done.touch()
-    assert second.wait(timeout=60) > 0
+    assert second.wait(timeout=PATIENCE) > 0
     assert "FencedError" in trial.log(2), trial.log(2)
     assert "run 3 (process" in trial.log(2)
     assert trial.newest() == 6
@@ -208,7 +209,7 @@ def test_newer_drivers_take_over(trials: Any, tmp_path: Path) -> None:
 
 
 def _wait(condition: Any, child: subprocess.Popen[str], trial: Trial) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert child.poll() is None, trial.log()
         assert time.monotonic() < deadline

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.kill.test_kill import Trial
+from tests.patience import PATIENCE
 from tests.spark.oracle import Row, expected, numbered_rows
 
 from cairn.api.restore import damage
@@ -21,7 +22,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.compaction import compact
 from cairn.storage.filesystem import LocalFileSystem
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
 FILES = 30
 OPTIONS = {
@@ -85,7 +86,7 @@ def test_checkpoints_of_a_job_that_is_killed_at_random(tmp_path: Path) -> None:
             options: dict[str, Any] = {**OPTIONS, "execution.checkpointing.incremental": rng.random() < 0.5}
             child = trial.start(options=options)
             before = _newest(trial)
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + PATIENCE
             while _newest(trial) == before and child.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             time.sleep(rng.uniform(0, 3))

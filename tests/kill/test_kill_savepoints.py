@@ -13,7 +13,7 @@ from tests.spark.oracle import expected, numbered_rows
 
 from cairn.storage.savepoints import is_savepoint, read_savepoint, verify
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
 
 def counts(path: str) -> dict[str, int]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 from tests.kill.sinks_child import PORTION
+from tests.patience import PATIENCE
 from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 from tests.spark.oracle import Result, expected, numbered_rows
 
-pytestmark = [pytest.mark.kill, pytest.mark.server, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.kill, pytest.mark.server, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 5
@@ -38,7 +39,7 @@ def start(folder: Path, **plan: Any) -> int:
             start_new_session=True,
         )
     try:
-        return child.wait(timeout=150)
+        return child.wait(timeout=PATIENCE)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)

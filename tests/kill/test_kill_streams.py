@@ -17,7 +17,7 @@ from tests.kill.child_streams import NEAR
 from tests.kill.test_kill import Trial
 from tests.spark.oracle import Row, numbered_rows
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
 FILES = 11
 

@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.kill.windows_child import COUNT, GAP, INPUT, SIZE, SLIDE
+from tests.patience import PATIENCE
 from tests.spark.oracle import write_file
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 FILES = 7
@@ -81,7 +82,7 @@ def run(folder: Path, **plan: Any) -> int:
             start_new_session=True,
         )
         try:
-            return child.wait(timeout=150)
+            return child.wait(timeout=PATIENCE)
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)

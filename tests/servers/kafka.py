@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.servers.cache import NotAvailableError, jars
 
 _JAVA = ["-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
@@ -70,7 +71,7 @@ class KafkaServer:
             self._process = subprocess.Popen(
                 [*self._command, "kafka.Kafka", str(self._settings)], stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 break
@@ -104,7 +105,7 @@ class KafkaServer:
         from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(PATIENCE)
         return topic
 
     def send(self, topic: str, values: list[str], key: str | None = None) -> None:
@@ -113,18 +114,18 @@ class KafkaServer:
         producer = Producer({"bootstrap.servers": self.address, "log_level": 0})
         for value in values:
             producer.produce(topic, value.encode(), None if key is None else key.encode())
-        assert producer.flush(30) == 0
+        assert producer.flush(PATIENCE) == 0
 
     def abandon(self, topic: str, value: str) -> None:
         """Send a record in a transaction that is taken back."""
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self.address, "transactional.id": "abandoned", "log_level": 0})
-        producer.init_transactions(30)
+        producer.init_transactions(PATIENCE)
         producer.begin_transaction()
         producer.produce(topic, value.encode())
-        producer.flush(30)
-        producer.abort_transaction(30)
+        producer.flush(PATIENCE)
+        producer.abort_transaction(PATIENCE)
 
     def read(self, topic: str, committed: bool = True) -> list[tuple[bytes | None, bytes | None, dict[str, str]]]:
         """All records (key, value, headers) of a topic, partition by partition; `committed`: as a careful reader."""
@@ -142,12 +143,12 @@ class KafkaServer:
             }
         )
         try:
-            count = len(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+            count = len(consumer.list_topics(topic, timeout=PATIENCE).topics[topic].partitions)
             consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
             found: list[tuple[int, bytes | None, bytes | None, dict[str, str]]] = []
             ended: set[int] = set()
             while len(ended) < count:
-                message: Any = consumer.poll(30)
+                message: Any = consumer.poll(PATIENCE)
                 assert message is not None, f"nothing more comes from topic {topic}"
                 if message.error():
                     ended.add(message.partition())

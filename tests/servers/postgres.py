@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import pwd
@@ -12,7 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.servers.cache import NotAvailableError, folder
+from tests.servers import apt
+from tests.servers.cache import NotAvailableError
 from tests.servers.kafka import free_port
 
 _QUICK = "fsync=off|full_page_writes=off|max_connections=30|shared_buffers=16MB|log_min_messages=fatal"
@@ -24,24 +24,11 @@ def _programs() -> str:
     if not found and (named := shutil.which("initdb")):
         found = [named]
     if not found:
-        _install()
+        apt.install("postgresql")
         found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))
     if not found:
         raise NotAvailableError("PostgreSQL is not installed, and apt-get cannot install it here")
     return os.path.dirname(found[-1])
-
-
-def _install() -> None:
-    if os.getuid() != 0 or shutil.which("apt-get") is None:
-        raise NotAvailableError("PostgreSQL is not installed; with root and apt-get the tests would install it")
-    folder().mkdir(parents=True, exist_ok=True)
-    with (folder() / "apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in ("apt-get update -qq", "apt-get install -y -qq --no-install-recommends postgresql"):
-            done = subprocess.run(command.split(), env=quiet, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NotAvailableError(f"apt-get cannot install postgresql: {done.stderr[-500:]}")
 
 
 class PostgresServer:

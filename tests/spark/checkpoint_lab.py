@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE, until
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, numbered_rows, ship
 
@@ -37,17 +38,10 @@ def running(lab: Lab, name: Any = "oracle", parallelism: Any = 2, function: Any 
     return env.execute_async(name)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-
-
 def processed(job: JobHandle, rows: int) -> None:
     until(lambda: sum(report.rows_in for report in job.epochs()) >= rows or job.status() is not JobStatus.RUNNING)
     if job.status() is not JobStatus.RUNNING:
-        job.await_termination(60)
+        job.await_termination(PATIENCE)
         pytest.fail(f"the job ended: {job.status()}")
 
 
@@ -59,13 +53,19 @@ def listing(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def held(gate: Path) -> Path:
+    """The file that exists once a row waits at the gate."""
+    return gate.with_name(f"{gate.name}-held")
+
+
 class Slow(Oracle):
-    """Holds an epoch up while a file exists."""
+    """Holds an epoch up while a file exists. Another file says that it does (`held`)."""
 
     def __init__(self, gate: str) -> None:
         self.gate = gate
 
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Any]:
         while Path(self.gate).exists():
+            held(Path(self.gate)).touch()
             time.sleep(0.02)
         yield from super().process_element(value, ctx)

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+from tests.patience import PATIENCE
 
 QUICK = {
     "spark.master": "local[2]",
@@ -24,19 +25,28 @@ QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "parallelism.default": 2,
 }
-PATIENCE = 150.0
 
 
 class Program:
-    """One start of a script by `cairn run`, in `folder`, which also takes the working stores."""
+    """One start of a script by `cairn run`, in `folder`, which also takes the working stores.
 
-    def __init__(self, script: Path, folder: Path, *args: str) -> None:
+    `cairn` is the command of another installation, and `variables` the environment that it runs in.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        folder: Path,
+        *args: str,
+        cairn: Sequence[str] = (sys.executable, "-m", "cairn.cli.main"),
+        variables: Mapping[str, str] = os.environ,
+    ) -> None:
         config = {**QUICK, "execution.checkpointing.local-backup.dirs": str(folder / "stores")}
         self._errors = (folder / "stderr.txt").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cairn.cli.main", "run", str(script), *args],
+            [*cairn, "run", str(script), *args],
             cwd=folder,
-            env={**os.environ, "CAIRN_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
+            env={**variables, "CAIRN_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -65,7 +75,7 @@ class Program:
     def finish(self) -> list[str]:
         """All lines of a program that ends by itself, which it must do well."""
         code = self._process.wait(PATIENCE)
-        self._reader.join(10)
+        self._reader.join(PATIENCE)
         assert code == 0, f"exit code {code}:\n{self._said()}"
         return self.lines
 
@@ -83,14 +93,14 @@ class Program:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self._process.wait(30)
+        self._process.wait(PATIENCE)
 
     def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *reason: object) -> None:
         self.kill()
-        self._reader.join(10)
+        self._reader.join(PATIENCE)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()

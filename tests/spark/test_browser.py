@@ -1,19 +1,21 @@
 """A real browser on a running job: every page, the keyboard, a phone's width, a savepoint and a stop by clicking.
 
-Needs Chromium (on Debian: `apt-get install chromium`) and Playwright; without them it is skipped, and says so. With
-CAIRN_SCREENSHOTS=DIR the pages are kept as pictures.
+Chromium is installed where it is missing and the tests may do so (on Debian, with root rights); else they are skipped,
+and say why. With CAIRN_SCREENSHOTS=DIR the pages are kept as pictures.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import sync_playwright
+from tests.patience import PATIENCE, until
+from tests.servers.cache import NotAvailableError
+from tests.servers.chromium import chromium as installed_chromium
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 
@@ -22,7 +24,6 @@ from cairn.api.job import JobStatus
 from cairn.view.reading import JobReader
 from cairn.web import host
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TOKEN = "the-token-of-the-browser-test"
 PAGES = [
     ("jobs", "/"), ("overview", ""), ("operator", "/operators/oracle"), ("checkpoints", "/checkpoints"),
@@ -34,17 +35,15 @@ PAGES = [
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 
 
-def browser_or_skip() -> Any:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    return pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    api = browser_or_skip()
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    try:
+        program = installed_chromium()
+    except NotAvailableError as reason:
+        print(f"no Chromium: {reason}")
+        pytest.skip(f"no Chromium: {reason}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 
@@ -75,6 +74,7 @@ class Visitor:
 
     def __init__(self, browser: Any, url: str, **context: Any) -> None:
         self.context = browser.new_context(**context)
+        self.context.set_default_timeout(PATIENCE * 1000)
         self.page = self.context.new_page()
         self.errors: list[str] = []
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
@@ -98,10 +98,8 @@ class Visitor:
 def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, chromium: Any) -> None:
     url = job.web_url
     assert url is not None
-    deadline = time.monotonic() + 120
-    while len(job.epochs()) < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    taken = job.trigger_checkpoint(timeout=120)
+    until(lambda: len(job.epochs()) >= 3)
+    taken = job.trigger_checkpoint(timeout=PATIENCE)
     pages = [(name, path.format(checkpoint=taken.id)) for name, path in PAGES]
     wide = Visitor(chromium, url, viewport={"width": 1280, "height": 900})
     for scheme in ("light", "dark"):
@@ -145,7 +143,7 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     assert f"cairn savepoint {job.directory}" in dialog.inner_text()
     wide.page.keyboard.press("Enter")
     wide.page.wait_for_function(
-        "() => document.querySelector('#dialog-savepoint .outcome').textContent.startsWith('Written')", timeout=120_000
+        "() => document.querySelector('#dialog-savepoint .outcome').textContent.startsWith('Written')"
     )
     assert list((lab.folder / "savepoints").glob("savepoint-*"))
     wide.page.keyboard.press("Escape")
@@ -155,7 +153,7 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     assert "savepoint-" in wide.page.locator("main").inner_text()
 
     # A second one is deleted again, after a question whose safe answer has the focus.
-    job.trigger_savepoint(timeout=120)
+    job.trigger_savepoint(timeout=PATIENCE)
     wide.visit("/savepoints")
     wide.page.get_by_role("button", name="Delete savepoint").first.click()
     question = wide.page.locator("#dialog-dispose")
@@ -173,9 +171,9 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     wide.page.get_by_role("button", name="Stop").click()
     wide.page.locator("#dialog-stop [data-go]").click()
     wide.page.wait_for_function(
-        "() => document.querySelector('#dialog-stop .outcome').textContent.startsWith('Stopped')", timeout=120_000
+        "() => document.querySelector('#dialog-stop .outcome').textContent.startsWith('Stopped')"
     )
-    assert job.await_termination(60)
+    assert job.await_termination(PATIENCE)
     assert job.status() is JobStatus.FINISHED
     assert len(list((lab.folder / "savepoints").glob("savepoint-*"))) == 2
     assert wide.errors == []

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.checkpoint_lab import RETAIN, ROWS, Slow, outputs, processed, running, until
+from tests.patience import PATIENCE, until
+from tests.spark.checkpoint_lab import RETAIN, ROWS, Slow, held, outputs, processed, running
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, expected, ship
 
@@ -106,9 +107,8 @@ def test_an_unaligned_checkpoint_does_not_wait_and_replays_what_was_in_flight(la
     processed(job, 80)
     gate.touch()
     lab.feed(ROWS[80:120])
-    until(lambda: (Path(job.directory) / "spark" / "offsets" / "1").exists())
-    time.sleep(0.5)
-    info = job.trigger_checkpoint(timeout=20)
+    until(held(gate).exists)
+    info = job.trigger_checkpoint(timeout=PATIENCE)
     assert (info.type, info.epoch) == (CheckpointType.UNALIGNED_CHECKPOINT, 0)
     lab.feed(ROWS[120:160])
     gate.unlink()
@@ -130,15 +130,15 @@ def test_an_aligned_checkpoint_waits_for_the_epoch(lab: Lab) -> None:
     processed(job, 80)
     gate.touch()
     lab.feed(ROWS[80:120])
-    until(lambda: (Path(job.directory) / "spark" / "offsets" / "1").exists())
-    time.sleep(0.5)
+    until(held(gate).exists)
     found: list[CheckpointInfo] = []
     thread = threading.Thread(target=lambda: found.append(job.trigger_checkpoint()))
     thread.start()
+    until(lambda: any(info.status is CheckpointStatus.IN_PROGRESS for info in job.checkpoints()))
     time.sleep(1.0)
     assert not found
     gate.unlink()
-    thread.join(60)
+    thread.join(PATIENCE)
     job.cancel()
     assert [(info.type, info.epoch) for info in found] == [(CheckpointType.CHECKPOINT, 1)]
     assert found[0].duration_ms >= 900
@@ -151,12 +151,11 @@ def test_an_expired_checkpoint_fails_the_job_unless_tolerated(lab: Lab) -> None:
     processed(job, 80)
     gate.touch()
     lab.feed(ROWS[80:120])
-    until(lambda: (Path(job.directory) / "spark" / "offsets" / "1").exists())
-    time.sleep(0.5)
+    until(held(gate).exists)
     with pytest.raises(CheckpointFailedError, match="expired"):
         job.trigger_checkpoint()
     with pytest.raises(CheckpointFailedError, match="tolerable failure threshold"):
-        job.await_termination(60)
+        job.await_termination(PATIENCE)
     assert job.status() is JobStatus.FAILED
     gate.unlink()
     assert [info.reason.value for info in job.checkpoints() if info.reason] == ["CHECKPOINT_EXPIRED"]
@@ -221,7 +220,7 @@ def test_at_least_once_shows_rows_before_the_commit_and_again_after_a_failure(
         patched.setattr(ManifestStore, "publish", refuse)
         job = running(lab, **config)
         with pytest.raises(StorageError, match="on purpose"):
-            job.await_termination(60)
+            job.await_termination(PATIENCE)
     assert outputs(lab, "oracle") == expected(ROWS[:80]), "shown although not committed"
     job = running(lab, **config)
     processed(job, 40)

@@ -12,7 +12,8 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from tests.spark.checkpoint_lab import ROWS, outputs, processed, running, until
+from tests.patience import PATIENCE, until
+from tests.spark.checkpoint_lab import ROWS, held, outputs, processed, running
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, expected, ship
 
@@ -36,6 +37,7 @@ class OneSlow(Oracle):
 
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Any]:
         while self.index == 1 and Path(self.gate).exists():
+            held(Path(self.gate)).touch()
             time.sleep(0.02)
         yield from super().process_element(value, ctx)
 
@@ -45,7 +47,7 @@ def uneven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = list(batches)
     task = TaskContext.get()
     if task is not None and task.partitionId() == 1:
-        time.sleep(0.7)
+        time.sleep(2)
     yield from rows
 
 
@@ -61,8 +63,7 @@ def test_acknowledgements_come_in_one_by_one_and_alignment_is_the_wait_for_the_l
     processed(job, 40)
     gate.touch()
     lab.feed(ROWS[40:120])
-    until(lambda: (Path(job.directory) / "spark" / "offsets" / "1").exists())
-    time.sleep(0.3)
+    until(held(gate).exists)
     found: list[CheckpointInfo] = []
     thread = threading.Thread(target=lambda: found.append(job.trigger_checkpoint()))
     thread.start()
@@ -75,13 +76,13 @@ def test_acknowledgements_come_in_one_by_one_and_alignment_is_the_wait_for_the_l
     (operator,) = job.checkpoints()[0].operators
     assert [subtask.index for subtask in operator.subtasks] == [0], "the other one is held up"
     gate.unlink()
-    thread.join(60)
+    thread.join(PATIENCE)
     job.cancel()
     (info,) = found
     assert (info.status, info.acknowledged, info.total) == (CheckpointStatus.COMPLETED, 2, 2)
     waits = [subtask.alignment_ms for subtask in info.operators[0].subtasks]
     assert waits[0] == waits[1]
-    assert 500 <= waits[0] <= 3000
+    assert 500 <= waits[0] <= job.epochs()[1].duration_ms
     assert outputs(lab, "oracle") == expected(ROWS[:120])
 
 

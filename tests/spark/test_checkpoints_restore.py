@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.checkpoint_lab import RETAIN, ROWS, listing, outputs, processed, running, until
+from tests.patience import PATIENCE, until
+from tests.spark.checkpoint_lab import RETAIN, ROWS, listing, outputs, processed, running
 from tests.spark.lab import Lab
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship, write_file
 
@@ -103,7 +104,7 @@ def test_a_fork_keeps_lists_maps_and_values_over_many_epochs(lab: Lab) -> None:
     job.cancel()
     fork = running(lab, "fork", parallelism=3, function=Collect(), execution__state_recovery__path=path, **config)
     lab.feed(rows[100:], files=14)
-    until(lambda: sum(r.rows_in for r in fork.epochs()) >= 200 or fork.status() is not JobStatus.RUNNING, 120)
+    until(lambda: sum(r.rows_in for r in fork.epochs()) >= 200 or fork.status() is not JobStatus.RUNNING)
     fork.cancel()
     assert fork.exception() is None
     for key, seq, count, total, listed in outputs(lab, "fork"):
@@ -197,7 +198,7 @@ def test_a_failed_job_is_restarted_by_its_strategy(lab: Lab) -> None:
     processed(job, 80)
     countdown.write_text("6")
     lab.feed(ROWS[80:], files=2)
-    until(lambda: job.restarts > 0 and sum(report.rows_in for report in job.epochs()) >= 240, 90)
+    until(lambda: job.restarts > 0 and sum(report.rows_in for report in job.epochs()) >= 240)
     assert job.status() is JobStatus.RUNNING
     job.trigger_checkpoint()
     job.cancel()
@@ -211,7 +212,7 @@ def test_a_restart_strategy_gives_up_in_the_end(lab: Lab) -> None:
     strategy = {"restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.delay": "10 ms"}
     job = running(lab, function=Failing(str(countdown)), **strategy)
     with pytest.raises(Exception, match="RuntimeError"):
-        job.await_termination(60)
+        job.await_termination(PATIENCE)
     assert (job.status(), job.restarts) == (JobStatus.FAILED, 1)
 
 

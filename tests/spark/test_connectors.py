@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.patience import PATIENCE
 from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 from tests.spark.lab import Lab
@@ -156,7 +157,7 @@ def test_kafka_sink_writes_rows_as_json_or_as_columns(lab: Lab, kafka: KafkaServ
     assert sorted(((key, value) for key, value, _ in kafka.read(column)), key=str) == [(None, b"\x00"), (b"1", b"\xff")]
 
 
-def wait(condition: Any, patience: float = 120) -> None:
+def wait(condition: Any, patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "nothing happens"

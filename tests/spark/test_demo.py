@@ -24,7 +24,7 @@ def demo(*options: str, temporary: Path) -> subprocess.CompletedProcess[str]:
     temporary.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "cairn.cli.main", "demo", "--epochs", str(EPOCHS), "--rows", str(ROWS), *options]
     environment = {**os.environ, "TMPDIR": str(temporary), "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=800, check=False)
 
 
 def test_demo_is_exact_quiet_and_leaves_nothing(tmp_path: Path) -> None:

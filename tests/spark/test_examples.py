@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tests.patience import PATIENCE
 from tests.spark.programs import Program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,7 +59,7 @@ def lines_on_a_socket(lines: list[str]) -> Iterator[int]:
         thread.start()
         yield server.getsockname()[1]
         ready.set()
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 @pytest.mark.spark

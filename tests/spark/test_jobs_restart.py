@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.permissions import bound_by_permissions
 from tests.spark.lab import Lab
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result, expected, numbered_rows, ship
@@ -389,7 +390,7 @@ def test_a_start_that_is_refused_does_not_stop_the_run_that_works(lab: Lab) -> N
 
 
 def _wait_for_rows(job: JobHandle, rows: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while sum(report.rows_in for report in job.epochs()) < rows:
         assert time.monotonic() < deadline
         assert job.status() is JobStatus.RUNNING, job.exception()

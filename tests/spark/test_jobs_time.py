@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from tests import patience as waits
+from tests.patience import PATIENCE
 from tests.spark.lab import Lab
 from tests.spark.oracle import ship
 
@@ -87,7 +89,7 @@ def start(lab: Lab, function: KeyedProcessFunction, available_now: bool) -> JobH
 
 
 def until(lab: Lab, job: JobHandle, count: int) -> list[Any]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while len(lab.written()) < count:
         assert job.status() is JobStatus.RUNNING, job.exception()
         assert time.monotonic() < deadline, lab.written()
@@ -122,8 +124,7 @@ def test_time_goes_on_when_no_data_arrives(lab: Lab) -> None:
     lab.feed_file([("c", 200)], COLUMNS)
     assert until(lab, job, 2) == [("a", 15_000, 1, "event"), ("b", 105_000, 1, "event")]
     epochs = len(job.epochs())
-    time.sleep(1)
-    assert len(job.epochs()) > epochs
+    waits.until(lambda: len(job.epochs()) > epochs)
     job.cancel()
     assert len(lab.written()) == 2
 
@@ -134,7 +135,7 @@ def test_processing_time_timers(lab: Lab) -> None:
     assert until(lab, job, 2) == [("a", 0, 2, "processing"), ("b", 0, 1, "processing")]
     job.cancel()
     again = start(lab, Later(), available_now=False)
-    time.sleep(1)
+    waits.until(lambda: len(again.epochs()) >= 2)
     again.cancel()
     assert len(lab.written()) == 2, "a timer fired twice"
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.patience import PATIENCE
 from tests.spark.lab import Lab
 from tests.spark.oracle import INPUT, numbered_rows, ship
 
@@ -90,7 +91,7 @@ def job_dir(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> st
     stream.sink_to(NoopSink(), uid="out")
     job = env.execute_async("kinds")
     for count, full in ((60, False), (120, True)):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while sum(report.rows_in for report in job.epochs()) < count and job.status() is JobStatus.RUNNING:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
-from tests.spark.checkpoint_lab import outputs, processed, running, until
+from tests.patience import PATIENCE, until
+from tests.spark.checkpoint_lab import outputs, processed, running
 from tests.spark.lab import Lab
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship
 
@@ -120,7 +121,7 @@ def test_stop_and_start_again_in_place_from_the_savepoint(lab: Lab) -> None:
     job = running(lab, execution__checkpointing__savepoint_dir=str(lab.folder / "sp"))
     processed(job, 80)
     info = job.stop_with_savepoint()
-    assert job.await_termination(10)
+    assert job.await_termination(PATIENCE)
     assert job.status() is JobStatus.FINISHED
     assert not list((lab.jobs / "oracle" / "stopping").glob("*"))
     with pytest.raises(CheckpointFailedError, match="not running"):
@@ -313,7 +314,7 @@ def test_requests_at_the_same_moment(lab: Lab) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     job.cancel()
     assert len({info.path for info in made}) == 3
     first, *others = (tables(info.path) for info in made)

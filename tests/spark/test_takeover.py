@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from tests.patience import PATIENCE
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows
 
@@ -24,7 +25,7 @@ def start(lab: Lab) -> JobHandle:
 
 
 def wait(condition: Callable[[], bool], job: JobHandle) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         assert job.status() in (JobStatus.RUNNING, JobStatus.RESTARTING), job.exception()
@@ -38,7 +39,7 @@ def test_the_older_run_fails_and_the_newer_one_survives_what_it_wrote(lab: Lab) 
     new = start(lab)  # Spark stops the query of the older run, as it does when a notebook's cell is run twice
     try:
         with pytest.raises(FencedError, match="run 2"):
-            old.await_termination(30)
+            old.await_termination(PATIENCE)
         assert old.status() is JobStatus.FAILED
         events = [json.loads(path.read_bytes()) for path in (lab.jobs / "oracle" / "events").iterdir()]
         assert not [event for event in events if event["kind"] == "finished"]

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.spark.programs import QUICK, Program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "upgrade.md").read_text()
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 
 def scripts(folder: Path) -> None:
@@ -33,7 +34,7 @@ def cairn(folder: Path, *args: str, code: int = 0) -> str:
         env={**os.environ, "CAIRN_CONFIG": json.dumps(config)},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE,
         check=False,
     )
     assert made.returncode == code, made.stdout + made.stderr
@@ -54,7 +55,7 @@ def written(folder: Path) -> list[Any]:
 
 
 def until(program: Program, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, program._said()
         assert program._process.poll() is None, program._said()

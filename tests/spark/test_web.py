@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 
@@ -31,7 +32,7 @@ def test_failures_and_restarts_are_written_down(lab: Lab) -> None:
     lab.stream(env).key_by("key").process(Broken(), OUTPUT, uid="broken").sink_to(FileSink(str(lab.output)), uid="out")
     job = env.execute_async("Broken")
     with pytest.raises(CairnError, match="broken"):
-        job.await_termination(120)
+        job.await_termination(PATIENCE)
     assert job.web_url is None  # switched off for tests
     reader = JobReader(job.directory)
     view = reader.view()
@@ -56,7 +57,7 @@ def test_sources_and_sinks_have_their_rows(lab: Lab) -> None:
     stream.key_by("key").process(Oracle(), OUTPUT, uid="oracle").sink_to(NoopSink(), uid="all")
     other.transform(lambda df: df.filter("value % 2 = 0")).sink_to(FileSink(str(lab.output)), uid="some")
     job = env.execute_async("Ends")
-    assert job.await_termination(120)
+    assert job.await_termination(PATIENCE)
     view = JobReader(job.directory).view()
     ends = [(vertex.name.split("[")[0].split("{")[0], view.ends.get(vertex.id)) for vertex in view.graph]
     by_name = {name: end for name, end in ends if end is not None}

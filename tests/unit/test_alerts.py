@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.patience import PATIENCE
 from tests.servers.cache import NotAvailableError
 from tests.servers.prometheus import promtool
 
@@ -25,7 +26,7 @@ def tool() -> str:
 
 def played(tool: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [tool, "test", "rules", "alerts.test.yml"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def test_the_rules_fire_when_they_should_and_only_then(tool: str) -> None:

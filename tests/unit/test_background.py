@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.patience import until
 
 from cairn.api.background import Background
 from cairn.coordinator.compaction import ranges_of
@@ -79,13 +80,25 @@ def slow(piece: int) -> int:
     return piece * 10
 
 
+def slow_until(context: FakeContext, most: int) -> Callable[[int], int]:
+    """Tasks that last until so many of them have run at once."""
+
+    def task(piece: int) -> int:
+        until(lambda: context.most >= most)
+        return slow(piece)
+
+    return task
+
+
 @pytest.mark.parametrize(
     ("slots", "idle", "most"), [(4, at_rest, 4), (4, at_work, 1), (14, at_work, 2), (2, at_work, 1)]
 )
 def test_a_busy_stream_keeps_most_of_the_slots(slots: int, idle: Callable[[], float], most: int) -> None:
     tasks, context = background(slots, idle)
     done: list[int] = []
-    assert tasks.run(slow, range(9), "g", "what", done.append) == [piece * 10 for piece in range(9)]
+    assert tasks.run(slow_until(context, most), range(9), "g", "what", done.append) == [
+        piece * 10 for piece in range(9)
+    ]
     assert sorted(done) == list(range(9))
     assert context.most == most
     assert context.groups == {"g"}
@@ -106,9 +119,19 @@ def test_the_moment_between_two_epochs_is_no_rest() -> None:
 
 
 def test_a_stream_that_comes_to_rest_hands_over_its_slots() -> None:
-    until = time.monotonic() + 0.2
-    tasks, context = background(4, lambda: max(0.0, time.monotonic() - until))
-    tasks.run(slow, range(100), "g", "what")
+    done: list[int] = []
+    tasks, context = background(4, lambda: 0.0 if len(done) < 3 else 60.0)
+    alone: list[int] = []
+
+    def task(piece: int) -> int:
+        if len(done) < 3:
+            alone.append(context.running)
+            return slow(piece)
+        until(lambda: context.most == 4)
+        return slow(piece)
+
+    tasks.run(task, range(20), "g", "what", done.append)
+    assert alone == [1, 1, 1]
     assert context.most == 4
 
 

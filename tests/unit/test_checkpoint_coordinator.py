@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.coordinating import World, manifest
 
 from cairn.coordinator.checkpoints import CheckpointCoordinator
@@ -402,7 +403,7 @@ def test_a_listener_may_do_what_it_likes(world: World) -> None:
     def listener(number: int) -> None:
         thread = threading.Thread(target=lambda: heard.append(len(world.coordinator.infos())))
         thread.start()
-        thread.join(5)
+        thread.join(PATIENCE)
         raise RuntimeError("and then it fails")
 
     world.coordinator.listeners.aborted.append(listener)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.coordinating import Clock, Runner, World, manifest
 from typer.testing import CliRunner
 
@@ -84,21 +85,21 @@ def test_slow_metadata_holds_up_neither_epochs_nor_requests(tmp_path: Path) -> N
 
     def sleep(seconds: float) -> None:
         entered.set()
-        assert gate.wait(20)
+        assert gate.wait(PATIENCE)
 
     world.files.plan = FaultPlan([Fault("slow", operation="create", pattern="chk-*", seconds=30)], sleep=sleep)
     world.commit(0)
     world.clock.now += 100
     thread = threading.Thread(target=world.coordinator.step)
     thread.start()
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     for epoch in range(1, 50):
         world.clock.now += 100
         world.commit(epoch)
         world.coordinator.pins()
     assert world.store.numbers() == [], "not there before it is there whole"
     gate.set()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert world.store.numbers() == [1], "complete, if late: who is listed can be restored"
     assert len(world.coordinator._queue) <= 1, "what was due meanwhile did not pile up"
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 
 from cairn import errors
 from cairn.cli import doctor
@@ -27,7 +28,7 @@ def cairn(*args: str | Path, cwd: Path | None = None, **env: str) -> subprocess.
         text=True,
         cwd=cwd,
         env=environment(**env),
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -240,7 +241,7 @@ def listen_to_interrupts() -> None:
 
 
 def test_interrupt_ends_with_130(tmp_path: Path) -> None:
-    script = job(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    script = job(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "cairn.cli.main", "run", str(script)],
         stdout=subprocess.PIPE,
@@ -253,7 +254,7 @@ def test_interrupt_ends_with_130(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)
-        _, messages = process.communicate(timeout=30)
+        _, messages = process.communicate(timeout=PATIENCE)
     assert process.returncode == ExitCode.INTERRUPTED
     assert messages == "interrupted\n"
 
@@ -278,9 +279,9 @@ def test_options_win_over_settings_of_the_same_key() -> None:
 
 
 def test_doctor_prints_one_line_for_each_check(tmp_path: Path) -> None:
-    answer = cairn("doctor", cwd=tmp_path)
+    answer = cairn("doctor", "--quick", cwd=tmp_path)
     lines = answer.stdout.splitlines()
-    assert len(lines) == 11
+    assert len(lines) == 12
     assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines)
     assert answer.returncode == int(any(line.startswith("fail") for line in lines))
     assert "\x1b" not in answer.stdout
@@ -288,12 +289,16 @@ def test_doctor_prints_one_line_for_each_check(tmp_path: Path) -> None:
 
 
 def test_doctor_json_has_a_version_and_the_same_checks(tmp_path: Path) -> None:
-    answer = cairn("doctor", "--json", "--data-dir", tmp_path / "not" / "there" / "yet", "--local-dir", tmp_path)
+    answer = cairn(
+        "doctor", "--json", "--quick", "--data-dir", tmp_path / "not" / "there" / "yet", "--local-dir", tmp_path
+    )
     report = json.loads(answer.stdout)
     assert report["version"] == 1
     assert report["ok"] is (answer.returncode == 0)
     checks = {check["name"]: check for check in report["checks"]}
-    assert {"python", "java", "pyspark", "pyarrow", "lmdb", "rocksdict", "data disk", "atomic create"} < set(checks)
+    assert {"python", "java", "pyspark", "pyarrow", "pandas", "lmdb", "rocksdict", "data disk", "atomic create"} < set(
+        checks
+    )
     assert checks["python"]["status"] == "ok"
     assert checks["atomic create"]["status"] == "ok"
     assert str(tmp_path) in checks["atomic create"]["detail"]
@@ -309,17 +314,21 @@ def test_doctor_fails_with_a_remedy_when_java_is_missing(tmp_path: Path) -> None
     (line,) = [line for line in answer.stdout.splitlines() if line.startswith("fail")]
     assert "java" in line
     assert "-> Install Java 17" in line
+    assert answer.stdout.splitlines()[-1].split(maxsplit=1)[1].startswith("smallest job")
+    assert "not run, because a check above failed" in answer.stdout
 
 
 def test_doctor_reads_the_data_directory_of_the_configuration(tmp_path: Path) -> None:
-    answer = cairn("doctor", "--json", CAIRN_CONFIG=json.dumps({"execution.checkpointing.dir": f"file://{tmp_path}"}))
+    answer = cairn(
+        "doctor", "--json", "--quick", CAIRN_CONFIG=json.dumps({"execution.checkpointing.dir": f"file://{tmp_path}"})
+    )
     details = {check["name"]: check["detail"] for check in json.loads(answer.stdout)["checks"]}
     assert str(tmp_path) in details["data disk"]
 
 
 def test_doctor_does_not_import_spark(tmp_path: Path) -> None:
     script = (
-        "import sys; sys.argv = ['cairn', 'doctor']\n"
+        "import sys; sys.argv = ['cairn', 'doctor', '--quick']\n"
         "from cairn.cli.main import main\n"
         "main(); sys.exit('pyspark' in sys.modules)\n"
     )
@@ -379,11 +388,24 @@ def test_spark_version_must_be_a_known_one(found: str | None, status: Status, mo
     assert doctor.check_pyspark().status is status
 
 
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [(None, Status.FAIL), ("2.1.4", Status.FAIL), ("2.2.0", Status.OK), ("2.3.3", Status.OK), ("3.0.0", Status.WARN)],
+)
+def test_pandas_is_needed_because_spark_asks_for_it(
+    version: str | None, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda package: version)
+    check = doctor.check_pandas()
+    assert check.status is status
+    assert ("cairn-streaming[spark]" in check.remedy) is (status is not Status.OK)
+
+
 def test_missing_rocksdict_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     check = doctor.check_rocksdict()
     assert check.status is Status.WARN
-    assert "cairn[rocksdb]" in check.remedy
+    assert "cairn-streaming[rocksdb]" in check.remedy
 
 
 @pytest.mark.parametrize(("free", "status"), [(1 << 20, Status.FAIL), (1 << 30, Status.WARN), (1 << 40, Status.OK)])
@@ -418,12 +440,12 @@ def test_remote_data_directory_is_not_probed() -> None:
 
 def test_failed_check_gives_exit_code_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "examine", lambda *_: [Check("x", Status.FAIL, "broken", "mend it")])
-    assert doctor.run_doctor("", "", Output()) == ExitCode.FAILED
+    assert doctor.run_doctor("", "", None, Output()) == ExitCode.FAILED
     printed = capsys.readouterr()
     assert printed.out == "fail  x  broken  -> mend it\n"
     assert "mended" in printed.err
     monkeypatch.setattr(doctor, "examine", lambda *_: [Check("x", Status.WARN, "odd", "look")])
-    assert doctor.run_doctor("", "", Output()) == ExitCode.OK
+    assert doctor.run_doctor("", "", None, Output()) == ExitCode.OK
 
 
 # ---------------------------------------------------------------- colour

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.coordinating import World
 from typer.testing import CliRunner
 
@@ -77,11 +78,13 @@ def test_a_request_is_answered_by_the_job(world: World, tmp_path: Path) -> None:
     thread = threading.Thread(target=job)
     thread.start()
     try:
-        taken = call("checkpoint", "payments", "--dir", str(tmp_path / "jobs"), "--incremental", "--timeout", "20")
+        taken = call(
+            "checkpoint", "payments", "--dir", str(tmp_path / "jobs"), "--incremental", "--timeout", str(PATIENCE)
+        )
         assert taken.exit_code == 0, taken.exception
         assert "checkpoint 4 of payments completed" in taken.stdout
         world.coordinator.close()
-        refused = call("checkpoint", "payments", "--dir", str(tmp_path / "jobs"), "--timeout", "20")
+        refused = call("checkpoint", "payments", "--dir", str(tmp_path / "jobs"), "--timeout", str(PATIENCE))
         assert isinstance(refused.exception, CheckpointFailedError)
         assert "the job has ended" in str(refused.exception)
     finally:

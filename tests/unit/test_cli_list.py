@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.test_cli import cairn, environment
 from tests.unit.test_web_rest import Answering
 from tests.unit.webjob import JOB, make_job
@@ -120,7 +121,7 @@ def test_ui_serves_a_directory_and_ends_with_ctrl_c(root: Path) -> None:
                 assert line, process.stderr.read() if process.stderr else ""
                 text += line
             told = json.loads(text)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE
             while True:
                 try:
                     with urllib.request.urlopen(f"{told['url']}/api/v1/jobs") as answer:
@@ -133,7 +134,7 @@ def test_ui_serves_a_directory_and_ends_with_ctrl_c(root: Path) -> None:
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", told["link"])
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) in (0, 130, -signal.SIGINT)
+            assert process.wait(PATIENCE) in (0, 130, -signal.SIGINT)
 
 
 def test_ui_on_an_open_address_needs_a_token(root: Path) -> None:

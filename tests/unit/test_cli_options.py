@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.test_cli import cairn, environment, job, listen_to_interrupts
 from tests.unit.webjob import make_job
 
@@ -132,7 +133,7 @@ def test_a_waiting_command_ends_with_130(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "asking job" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
 
 

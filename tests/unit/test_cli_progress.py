@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.test_cli import environment
 from tests.unit.webjob import JOB, UID, make_job
 
@@ -148,7 +149,7 @@ def on_terminal(*args: str, columns: int = 100, **env: str) -> str:
     )  # fmt: skip
     os.close(theirs)
     seen = b""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         ready, _, _ = select.select([ours], [], [], 0.2)
         if ready:
@@ -162,7 +163,7 @@ def on_terminal(*args: str, columns: int = 100, **env: str) -> str:
         elif process.poll() is not None:
             break
     os.close(ours)
-    assert process.wait(10) == 0, seen
+    assert process.wait(PATIENCE) == 0, seen
     return seen.decode()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.restoring import checkpoint_of, harness, restored, savepoint_of, shape_of
 from tests.unit.test_restore_savepoint import ROWS, Old
 from tests.unit.test_savepoint_coordinator import World
@@ -39,7 +40,7 @@ def test_a_shut_gate_waits_for_the_running_epoch_and_holds_the_next() -> None:
     thread.start()
     assert not entered.wait(0.1)
     gate.open()
-    assert entered.wait(5)
+    assert entered.wait(PATIENCE)
     gate.leave()
     thread.join()
 
@@ -57,11 +58,11 @@ def test_one_more_epoch_passes_a_shut_gate() -> None:
 
     thread = threading.Thread(target=stream)
     thread.start()
-    assert gate.one_more(5)
+    assert gate.one_more(PATIENCE)
     time.sleep(0.05)
     assert passed == [0]
-    assert gate.end(1)
-    thread.join(5)
+    assert gate.end(PATIENCE)
+    thread.join(PATIENCE)
     assert not gate.enter()
     assert not gate.shut(0.1)
 
@@ -96,7 +97,7 @@ def stopped(world: World, gate: EpochGate, order: SavepointOrder, loop: Any = No
     def call() -> Any:
         return stop(
             world.files, gate, world.coordinator, loop or Loop(), order, 1, order.drained,
-            lambda: ended.append(True), 5.0,
+            lambda: ended.append(True), PATIENCE,
         )  # fmt: skip
 
     info = served(world, call)
@@ -140,8 +141,8 @@ def test_a_drain_runs_one_more_epoch_at_the_end_of_time(tmp_path: Path) -> None:
     thread = threading.Thread(target=stream, daemon=True)
     thread.start()
     info, ended = stopped(world, gate, SavepointOrder("/sp", "r", drained=True), loop)
-    gate.end(1)
-    thread.join(5)
+    gate.end(PATIENCE)
+    thread.join(PATIENCE)
     assert ended == [True]
     assert seen.count(True) == 1
     assert seen[-1] is True, "no epoch lies after the last one"

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.test_savepoint_coordinator import World
 from tests.unit.test_stopping import Loop, served, stopped
 
+from cairn.api import stopping
 from cairn.api.gate import EpochGate
 from cairn.api.stopping import stop
 from cairn.coordinator.pending import SavepointOrder
@@ -21,11 +23,11 @@ class Stopping:
     """A stop in a thread of its own."""
 
     def __init__(
-        self, world: World, gate: EpochGate, order: SavepointOrder, timeout: float = 10.0, loop: Any = None
+        self, world: World, gate: EpochGate, order: SavepointOrder, timeout: float = PATIENCE, loop: Any = None
     ) -> None:
         self.outcome: Any = None
         self._call = (world.files, gate, world.coordinator, loop or Loop(), order, 1, order.drained)
-        self._rest = (lambda: gate.end(5), timeout)
+        self._rest = (lambda: gate.end(PATIENCE), timeout)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -36,14 +38,14 @@ class Stopping:
             self.outcome = error
 
     def ended(self) -> Any:
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         return self.outcome
 
 
 def until_written(world: World, count: int = 1) -> None:
     """Wait until so many savepoints are being written."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while len(world.writer.started) < count and time.monotonic() < deadline:
         world.step()
         time.sleep(0.01)
@@ -75,12 +77,21 @@ def test_a_second_stop_is_refused_while_one_goes_on_and_leaves_it_alone(tmp_path
     assert world.files.list("stopping") == []
 
 
-def test_a_stop_that_gives_up_makes_room_for_another(tmp_path: Path) -> None:
+def test_a_stop_that_gives_up_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, gate = World(tmp_path), EpochGate()
     world.commit(3)
-    first = Stopping(world, gate, SavepointOrder("/sp", "first"), 0.3)
-    until_written(world)
-    error = first.ended()
+    written, wait = threading.Event(), stopping._wait
+
+    def give_up(request: Any, deadline: float, timeout: float) -> Any:
+        assert written.wait(PATIENCE)
+        return wait(request, 0.0, timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stopping, "_wait", give_up)
+        first = Stopping(world, gate, SavepointOrder("/sp", "first"))
+        until_written(world)
+        written.set()
+        error = first.ended()
     assert isinstance(error, TimeoutError)
     assert "was not stopped; it goes on" in str(error)
     complete(world)
@@ -134,7 +145,7 @@ def test_who_joins_a_stop_hears_of_its_failure(tmp_path: Path) -> None:
 def test_nothing_is_drained_for_a_savepoint_that_exists(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.commit(3)
-    served(world, lambda: world.coordinator.savepoint(SavepointOrder("/sp", "same", drained=True)).wait(5))
+    served(world, lambda: world.coordinator.savepoint(SavepointOrder("/sp", "same", drained=True)).wait(PATIENCE))
     gate, loop = EpochGate(), Loop()
     drained: list[bool] = []
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.coordinating import World
 
 from cairn.api import failures
@@ -106,7 +107,7 @@ def test_the_thread_of_the_coordinator_looks_also_when_nothing_happens(tmp_path:
     thread = CheckpointThread(world.coordinator, watch=watch)
     try:
         take_over(tmp_path)
-        assert heard.wait(10)
+        assert heard.wait(PATIENCE)
     finally:
         thread.stop()
 
@@ -124,12 +125,12 @@ def test_an_overtaken_run_is_stopped_and_fails_and_leaves_everything(tmp_path: P
     overtaken = job._overtaken()
     assert overtaken is not None
     job._fail(overtaken, query)  # the run is not even attached yet
-    assert stopped.wait(10)
+    assert stopped.wait(PATIENCE)
     job._query = query
     job._supervise()
     assert job.status() is JobStatus.FAILED
     with pytest.raises(FencedError, match="run 2"):
-        job.await_termination(1)
+        job.await_termination(PATIENCE)
     assert world.store.numbers() == [1]
 
 
@@ -156,7 +157,7 @@ def test_a_run_that_ended_by_itself_stays_ended_well_whoever_comes_later(tmp_pat
         job._supervise()
     assert job.status() is (JobStatus.CANCELED if how == "_canceled" else JobStatus.FINISHED)
     assert job.exception() is None
-    assert job.await_termination(1)
+    assert job.await_termination(PATIENCE)
 
 
 # The new run.

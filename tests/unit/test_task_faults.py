@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.epochs_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 
 from cairn.api.recovery import recover
@@ -103,7 +104,7 @@ def _attempt(spec: Any, root: str, context: Any, attempts: int, subtask: int, ba
     """One attempt in a worker process; the other one begins at the same moment."""
     copy = LocalCluster(spec, None, LocalFileSystem(root))  # type: ignore[arg-type]
     copy.context, copy.attempts = context, attempts
-    _both.wait(60)
+    _both.wait(PATIENCE)
     return [tuple(row) for row in copy.run_subtask(subtask, batches)], copy.acks
 
 

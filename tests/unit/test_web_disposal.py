@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tests.patience import PATIENCE
 from tests.unit.test_web_rest import BEARER, client_of
 from tests.unit.webjob import JOB, make_job
 
@@ -35,7 +36,8 @@ def post(web: TestClient, path: str | Path, trigger: str | None = None, **header
 
 
 def outcome(web: TestClient, trigger: str) -> Any:
-    for _ in range(200):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
         told = web.get(f"{PATH}/{trigger}").json()
         if told["status"]["id"] == "COMPLETED":
             return told["operation"]

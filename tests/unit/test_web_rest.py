@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tests.patience import PATIENCE
 from tests.unit.webjob import EVIL, JOB, UID, make_job
 
 from cairn.config import WebSettings
@@ -393,7 +394,7 @@ def running(tmp_path: Path) -> Path:
 
 
 def settled(web: TestClient, path: str) -> Any:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         told = get(web, path)
         if told["status"]["id"] == "COMPLETED":

@@ -16,7 +16,7 @@ class HashMapStateBackend:
 
 
 class EmbeddedRocksDBStateBackend:
-    """RocksDB on local disk: for state far larger than memory. Needs `cairn[rocksdb]`."""
+    """RocksDB on local disk: for state far larger than memory. Needs `cairn-streaming[rocksdb]`."""
 
     name = "rocksdb"
 

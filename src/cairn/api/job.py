@@ -113,7 +113,7 @@ class JobHandle:
 
     @property
     def web_url(self) -> str | None:
-        """The job's page, or None if there is none: switched off, or not installed (`pip install "cairn[ui]"`)."""
+        """The job's page, or None: it is switched off, or not installed (`pip install "cairn-streaming[ui]"`)."""
         return self._publisher.url() if self._publisher is not None else None
 
     def status(self) -> JobStatus:

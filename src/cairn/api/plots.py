@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from cairn.errors import InvalidInputError
+from cairn.errors import MissingPackageError
 from cairn.view.records import JobView, is_savepoint
 
 
@@ -14,7 +14,7 @@ def plot(job: JobView) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidInputError(
+        raise MissingPackageError(
             "job.plot() needs matplotlib", remedy="Install it with: pip install matplotlib"
         ) from None
     ended = [info for info in reversed(job.checkpoints.history) if info.end_ms and not is_savepoint(info)]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cairn.cli.doctor import Status, check_java, check_pyspark
+from cairn.cli.doctor import Status, check_java, check_pandas, check_pyspark
 from cairn.cli.output import ExitCode, Output
 from cairn.errors import EpochFailedError, InternalError, InvalidInputError
 from cairn.storage.hints import SWITCH
@@ -60,7 +60,7 @@ def run_demo(
 ) -> int:
     """Run the demonstration; 0 only if the result is exact."""
     out = out or Output()
-    for check in (check_java(), check_pyspark()):
+    for check in (check_java(), check_pyspark(), check_pandas()):
         if check.status is Status.FAIL:
             raise EpochFailedError(f"the demo cannot run: {check.name}: {check.detail}", remedy=check.remedy)
     place = _place(folder)
@@ -105,7 +105,7 @@ class _Demo:
         out.line(f"directory: {self._place}")
         out.line()
         out.line(f"{'epoch':>6} {'rows':>10} {'keys':>8} {'bytes':>12} {'ms':>8}")
-        with _Job(self._place, self._epochs, self._rows) as job:
+        with JobProcess(self._place, self._epochs, self._rows) as job:
             for event in job.events(until=lambda: self._is_being_written(victim)):
                 self._tell(event)
             killed = job.kill()
@@ -115,7 +115,7 @@ class _Demo:
         out.event({"event": "killed", "epoch": victim, "processes": killed, "committed": self._is_committed(victim)})
         out.line(f"       kill -9 of all {killed} processes of the job, {when} of epoch {victim}")
         out.line("       starting it again ...")
-        with _Job(self._place, self._epochs, self._rows) as job:
+        with JobProcess(self._place, self._epochs, self._rows) as job:
             for event in job.events():
                 if event["event"] == "started" and not out.as_json:
                     restored = event["restored"]
@@ -152,10 +152,11 @@ class _Demo:
         return any(staged.glob(f"*/{epoch}-*/_temporary/0/_temporary/*"))
 
 
-class _Job:
+class JobProcess:
     """One start of the job: a session of processes, the JVM and the Python workers among them."""
 
-    def __init__(self, place: Path, epochs: int, rows: int) -> None:
+    def __init__(self, place: Path, epochs: int, rows: int, patience: float = _PATIENCE) -> None:
+        self._patience = patience
         self._log = place / "job.log"
         command = [sys.executable, "-m", "cairn.cli.demo_job", "--dir", str(place)]
         command += ["--epochs", str(epochs), "--rows", str(rows)]
@@ -179,7 +180,7 @@ class _Job:
     def events(self, until: Any = lambda: False) -> Iterator[dict[str, Any]]:
         """What the job says, until it ends or `until()` holds. An end by itself with an error is raised."""
         told = 0
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + self._patience
         while True:
             stop = until()
             ended = not self._reader.is_alive()
@@ -188,7 +189,7 @@ class _Job:
                 told += 1
                 if line.startswith("{"):
                     yield json.loads(line)
-                deadline = time.monotonic() + _PATIENCE
+                deadline = time.monotonic() + self._patience
             if stop:
                 return
             if ended:
@@ -196,7 +197,7 @@ class _Job:
                     raise EpochFailedError(f"the job ended by itself:\n{self._tail()}", remedy="Run: cairn doctor")
                 return
             if time.monotonic() > deadline:
-                raise EpochFailedError(f"nothing has happened for {_PATIENCE:.0f} seconds:\n{self._tail()}")
+                raise EpochFailedError(f"nothing has happened for {self._patience:.0f} seconds:\n{self._tail()}")
             time.sleep(0.005)
 
     def _tail(self) -> str:
@@ -214,7 +215,7 @@ class _Job:
             self._process.wait()
         return killed
 
-    def __enter__(self) -> _Job:
+    def __enter__(self) -> JobProcess:
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -316,16 +317,28 @@ def stored_state(place: Path) -> dict[str, dict[str, int]]:
     return found
 
 
+def expected(rows: int) -> tuple[dict[str, int], dict[str, int]]:
+    """The total and the count of every user after so many payments, in plain Python."""
+    sums: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for number in range(rows):
+        user = user_of(number)
+        sums[user] = sums.get(user, 0) + amount_of(number)
+        counts[user] = counts.get(user, 0) + 1
+    return sums, counts
+
+
+def exact(wanted: tuple[dict[str, int], dict[str, int]], found: Found) -> bool:
+    """Whether state and output hold every payment once and nothing else."""
+    wrong = found.duplicates + found.missing + found.foreign + found.wrong_amounts + found.wrong_steps
+    return not wrong and wanted == (found.state_sums, found.state_counts) and wanted[0] == found.output_sums
+
+
 def report(place: Path, expected_rows: int, out: Output) -> bool:
     """Print expected against found; True if everything is equal."""
     from rich.table import Table
 
-    sums: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    for number in range(expected_rows):
-        user = user_of(number)
-        sums[user] = sums.get(user, 0) + amount_of(number)
-        counts[user] = counts.get(user, 0) + 1
+    sums, counts = expected(expected_rows)
     found = read_back(place, expected_rows)
 
     table = Table(title="Expected (plain Python) against found (files on disk)", title_justify="left")

@@ -1,6 +1,7 @@
 """`cairn doctor`: is this machine ready to run jobs? Looks at versions, Java, disks and the data directory.
 
-Each check is a function that returns one `Check` and never raises. Spark is not started and no file is left behind.
+Each check is a function that returns one `Check` and never raises, and no file is left behind. When all of them pass,
+a small job runs on local Spark (`cli/trial.py`): only that shows whether Spark, Java and Python work together.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ REPORT_VERSION = 1
 PYTHON_NEEDED = (3, 11)
 JAVA_NEEDED = 17
 PYARROW_NEEDED = (18,)
+PANDAS_NEEDED = (2, 2)
+PANDAS_TOO_NEW = (3,)
 PYSPARK_OLDEST = (4, 1)
 PYSPARK_NEWEST = (4, 3)
 GIB = 1 << 30
@@ -51,19 +54,39 @@ class Check:
     remedy: str = ""
 
 
-def run_doctor(data_dir: str, local_dir: str, out: Output) -> int:
+def run_doctor(data_dir: str, local_dir: str, job_seconds: float | None, out: Output) -> int:
+    """Print all checks. The job has `job_seconds`; None leaves it out."""
     checks = examine(data_dir, local_dir)
-    healthy = all(check.status is not Status.FAIL for check in checks)
-    colours = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
     width = max(len(check.name) for check in checks)
     for check in checks:
-        mark = out.style(f"{check.status:<4}", colours[check.status])
-        advice = f"  -> {check.remedy}" if check.remedy else ""
-        out.line(f"{mark}  {check.name:<{width}}  {check.detail}{advice}")
+        _print(check, width, out)
+    if job_seconds is not None:
+        checks.append(_check_job(checks, job_seconds, out))
+        _print(checks[-1], width, out)
+    healthy = _healthy(checks)
     out.document({"version": REPORT_VERSION, "ok": healthy, "checks": [asdict(check) for check in checks]})
     if not healthy:
         out.message("Some checks failed; jobs will not run before they are mended.")
     return ExitCode.OK if healthy else ExitCode.FAILED
+
+
+def _healthy(checks: list[Check]) -> bool:
+    return all(check.status is not Status.FAIL for check in checks)
+
+
+def _check_job(checks: list[Check], seconds: float, out: Output) -> Check:
+    from cairn.cli.trial import NAME, check_job
+
+    if not _healthy(checks):
+        return Check(NAME, Status.WARN, "not run, because a check above failed")
+    return check_job(seconds, out)
+
+
+def _print(check: Check, width: int, out: Output) -> None:
+    colours = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
+    mark = out.style(f"{check.status:<4}", colours[check.status])
+    advice = f"  -> {check.remedy}" if check.remedy else ""
+    out.line(f"{mark}  {check.name:<{width}}  {check.detail}{advice}")
 
 
 def examine(data_dir: str, local_dir: str) -> list[Check]:
@@ -73,6 +96,7 @@ def examine(data_dir: str, local_dir: str) -> list[Check]:
         check_java(),
         check_pyspark(),
         check_pyarrow(),
+        check_pandas(),
         check_lmdb(),
         check_rocksdict(),
         check_temporary_directory(),
@@ -124,7 +148,7 @@ def java_major(text: str) -> int | None:
 def check_pyspark() -> Check:
     """Read from the package's metadata: importing Spark would take a second."""
     span = f"{_dotted(PYSPARK_OLDEST)} to {_dotted(PYSPARK_NEWEST)}"
-    install = "Run: pip install 'cairn[spark]'"
+    install = "Run: pip install 'cairn-streaming[spark]'"
     found = _installed("pyspark")
     if found is None:
         return Check("pyspark", Status.FAIL, "not installed", install)
@@ -147,6 +171,19 @@ def check_pyarrow() -> Check:
     return Check("pyarrow", Status.OK, found)
 
 
+def check_pandas() -> Check:
+    """cairn does without pandas, but PySpark refuses to run Python on Arrow batches where it is missing."""
+    install = "Run: pip install 'cairn-streaming[spark]'"
+    version = _installed("pandas")
+    if version is None:
+        return Check("pandas", Status.FAIL, "not installed; PySpark asks for it", install)
+    if _numbers(version)[:2] < PANDAS_NEEDED:
+        return Check("pandas", Status.FAIL, f"{version} is too old; {_dotted(PANDAS_NEEDED)} is needed", install)
+    if _numbers(version) >= PANDAS_TOO_NEW:
+        return Check("pandas", Status.WARN, f"{version} is newer than what PySpark supports", install)
+    return Check("pandas", Status.OK, version)
+
+
 def check_lmdb() -> Check:
     problem = _import_problem("lmdb")
     if problem:
@@ -161,7 +198,7 @@ def check_rocksdict() -> Check:
             "rocksdict",
             Status.WARN,
             f"{problem}; only the rocksdb backend needs it",
-            "For that backend run: pip install 'cairn[rocksdb]'",
+            "For that backend run: pip install 'cairn-streaming[rocksdb]'",
         )
     return Check("rocksdict", Status.OK, _installed("rocksdict") or "unknown version")
 

@@ -60,9 +60,9 @@ def _debug_wanted() -> bool:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from cairn import __version__
 
-        print(f"cairn {version('cairn')}")
+        print(f"cairn {__version__}")
         raise typer.Exit
 
 
@@ -364,8 +364,12 @@ def doctor(
     yes: Annotated[
         bool, typer.Option("--yes", help="With --clean-stores: remove the working stores of jobs that are gone.")
     ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the small job on local Spark.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="S", help="Seconds that the small job may take.")
+    ] = 180.0,
 ) -> None:
-    """Check that this machine can run jobs."""
+    """Check that this machine can run jobs; a small one is run."""
     from cairn.cli.doctor import clean_stores, configured, run_doctor
     from cairn.cli.run import CONFIG_VARIABLE, job_config
 
@@ -375,7 +379,8 @@ def doctor(
         raise typer.BadParameter("--yes goes with --clean-stores")
     if clean:
         raise typer.Exit(clean_stores(local_dir or default_local, yes, Output(as_json=as_json)))
-    raise typer.Exit(run_doctor(data_dir or default_data, local_dir or default_local, Output(as_json=as_json)))
+    seconds = None if quick else timeout
+    raise typer.Exit(run_doctor(data_dir or default_data, local_dir or default_local, seconds, Output(as_json=as_json)))
 
 
 @app.command()

@@ -6,7 +6,7 @@ import dataclasses
 
 from cairn.cli.output import ExitCode, Output
 from cairn.config import DEFAULT_DIRECTORY, WebSettings
-from cairn.errors import InvalidInputError
+from cairn.errors import MissingPackageError
 from cairn.web.catalogue import Catalogue
 from cairn.web.host import missing
 from cairn.web.options import options_of
@@ -16,8 +16,8 @@ def serve_directory(directory: str | None, settings: WebSettings, out: Output) -
     """Serve until Ctrl-C. Says the address with the token, once."""
     lacking = missing()
     if lacking:
-        raise InvalidInputError(
-            f"the web page needs {', '.join(lacking)}", remedy="Install it with: pip install 'cairn[ui]'"
+        raise MissingPackageError(
+            f"the web page needs {', '.join(lacking)}", remedy="Install it with: pip install 'cairn-streaming[ui]'"
         )
     options = options_of(settings)
     catalogue = Catalogue(directory or DEFAULT_DIRECTORY)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from cairn.errors import InvalidInputError
+from cairn.errors import MissingPackageError
 
 
 def load(module: str, extra: str, needed_by: str) -> Any:
-    """A module of an optional package; `InvalidInputError` with the command that installs it where it is missing."""
+    """A module of an optional package; `MissingPackageError` with the command that installs it where it is missing."""
     try:
         return import_module(module)
     except ImportError as error:
-        raise InvalidInputError(
+        raise MissingPackageError(
             f"{needed_by} needs the package '{module.split('.')[0]}', which cannot be imported here ({error}). "
-            f"Install it on the driver: pip install 'cairn[{extra}]'",
+            f"Install it on the driver: pip install 'cairn-streaming[{extra}]'",
             extra=extra,
         ) from error

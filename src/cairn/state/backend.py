@@ -106,6 +106,10 @@ _BUILT_IN = {
     "hashmap": "cairn.state.memory_backend:MemoryBackend",
     "rocksdb": "cairn.state.rocksdb_backend:RocksDBBackend",
 }
+_INSTALL = {
+    "lmdb": "Run: pip install --force-reinstall lmdb",
+    "rocksdb": "Run: pip install 'cairn-streaming[rocksdb]'",
+}
 
 
 @lru_cache(maxsize=16)
@@ -123,8 +127,10 @@ def load_backend(name: str) -> type[StateBackend]:
     try:
         kind = points[name].load()
     except ImportError as error:
+        advice = _INSTALL.get(name, "Install the package that provides it")
         raise NotFoundError(
-            f"state backend '{name}' needs a package that is missing ({error}); try: pip install 'cairn[{name}]'",
+            f"state backend '{name}' needs a module that cannot be imported ({error}). "
+            f"{advice}, on the driver and on every host of the Spark workers.",
             backend=name,
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, StateBackend)):

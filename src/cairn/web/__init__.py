@@ -2,5 +2,5 @@
 their `control/` folders.
 
 `host.py` starts it in the driver, `server.py` runs it, `app.py` puts it together. FastAPI and its kind are imported
-here only, and only when a server is started: install them with `pip install "cairn[ui]"`.
+here only, and only when a server is started: install them with `pip install "cairn-streaming[ui]"`.
 """

@@ -36,7 +36,7 @@ def serve(settings: WebSettings, job_id: str, reader: JobReader) -> str | None:
         return None
     lacking = missing()
     if lacking:
-        _log.info("no web page: %s not installed; install it with: pip install 'cairn[ui]'", ", ".join(lacking))
+        _log.info("no web page: %s not installed; run: pip install 'cairn-streaming[ui]'", ", ".join(lacking))
         return None
     try:
         with _lock:
