@@ -14,8 +14,16 @@ from cairn.model.functions import RuntimeContext
 from cairn.model.simple import Function
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
     from cairn.model.descriptors import StateDescriptor, ValueStateDescriptor
     from cairn.model.outputs import OutputTag
+
+    WINDOW = DefaultTypeVar("WINDOW", covariant=True, default=Any)
+    MERGED = DefaultTypeVar("MERGED", contravariant=True, default=Any)
+else:  # defaults, which spare type checkers the parameter, are not known to Python before 3.13
+    WINDOW = TypeVar("WINDOW", covariant=True)
+    MERGED = TypeVar("MERGED", contravariant=True)
 
 MAX_TIME = (1 << 63) - 1
 
@@ -255,8 +263,8 @@ class WindowAssigner(ABC, Generic[T, W]):
 class MergingWindowAssigner(WindowAssigner[T, W]):
     """An assigner whose windows may grow together."""
 
-    class MergeCallback(Protocol):
-        def merge(self, to_be_merged: Collection[Any], merge_result: Any) -> None: ...
+    class MergeCallback(Protocol[MERGED]):
+        def merge(self, to_be_merged: Collection[MERGED], merge_result: MERGED) -> None: ...
 
     @abstractmethod
     def merge_windows(self, windows: Sequence[W], callback: MergingWindowAssigner.MergeCallback) -> None:
@@ -281,10 +289,10 @@ class KeyedStateStore(Protocol):
     def get_aggregating_state(self, state_descriptor: Any) -> Any: ...
 
 
-class WindowContext(Protocol):
+class WindowContext(Protocol[WINDOW]):
     """What process window functions are given."""
 
-    def window(self) -> Any: ...
+    def window(self) -> WINDOW: ...
     def current_processing_time(self) -> int: ...
     def current_watermark(self) -> int: ...
     def window_state(self) -> KeyedStateStore:
@@ -313,7 +321,8 @@ class AllWindowFunction(Function, Generic[IN, OUT, W]):
 class ProcessWindowFunction(Function, Generic[IN, OUT, KEY, W]):
     """Makes output of the elements of a window, with state of the window and of the key."""
 
-    Context = WindowContext
+    class Context(WindowContext[WINDOW], Protocol[WINDOW]):
+        """What `process` and `clear` are given."""
 
     def process(self, key: KEY, context: WindowContext, elements: Iterable[IN]) -> Iterable[OUT]:
         """Yield, or return an iterable of, rows of the output type. Called for every firing of the window."""
@@ -326,7 +335,8 @@ class ProcessWindowFunction(Function, Generic[IN, OUT, KEY, W]):
 class ProcessAllWindowFunction(Function, Generic[IN, OUT, W]):
     """As `ProcessWindowFunction`, for a stream without key."""
 
-    Context = WindowContext
+    class Context(WindowContext[WINDOW], Protocol[WINDOW]):
+        """What `process` and `clear` are given."""
 
     def process(self, context: WindowContext, elements: Iterable[IN]) -> Iterable[OUT]:
         raise TypeError(f"{type(self).__name__} must define process(context, elements)")
