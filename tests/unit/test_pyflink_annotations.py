@@ -10,12 +10,20 @@ import pytest
 
 import cairn
 from cairn import (
+    AggregatingState,
     BroadcastProcessFunction,
+    BroadcastState,
     KeyedBroadcastProcessFunction,
+    KeyedProcessFunction,
+    ListState,
+    MapState,
     MergingWindowAssigner,
     ProcessAllWindowFunction,
     ProcessWindowFunction,
+    ReadOnlyBroadcastState,
+    ReducingState,
     TimeWindow,
+    ValueState,
 )
 
 CONTEXTS = {
@@ -92,3 +100,16 @@ def test_broadcast_functions_may_name_their_types_and_contexts() -> None:
     assert isinstance(Bare(), BroadcastProcessFunction)
     offered = dir(KeyedBroadcastProcessFunction.OnTimerContext)
     assert {"time_domain", "get_current_key", "timer_service", "get_broadcast_state"} <= set(offered)
+
+
+def test_states_may_name_the_types_of_their_values() -> None:
+    class Counts(KeyedProcessFunction):
+        count: ValueState[int]
+        names: ListState[str]
+        seen: MapState[str, int]
+        least: ReducingState[int]
+        mean: AggregatingState[int, float]
+        rules: ReadOnlyBroadcastState[str, int]
+        own_rules: BroadcastState[str, int]
+
+    assert len(Counts.__annotations__) == 7

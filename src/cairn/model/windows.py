@@ -12,18 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cairn.model.functions import RuntimeContext
 from cairn.model.simple import Function
+from cairn.model.typevars import VALUE_IN, VALUE_OUT
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar as DefaultTypeVar
-
     from cairn.model.descriptors import StateDescriptor, ValueStateDescriptor
     from cairn.model.outputs import OutputTag
-
-    WINDOW = DefaultTypeVar("WINDOW", covariant=True, default=Any)
-    MERGED = DefaultTypeVar("MERGED", contravariant=True, default=Any)
-else:  # defaults, which spare type checkers the parameter, are not known to Python before 3.13
-    WINDOW = TypeVar("WINDOW", covariant=True)
-    MERGED = TypeVar("MERGED", contravariant=True)
 
 MAX_TIME = (1 << 63) - 1
 
@@ -263,8 +256,8 @@ class WindowAssigner(ABC, Generic[T, W]):
 class MergingWindowAssigner(WindowAssigner[T, W]):
     """An assigner whose windows may grow together."""
 
-    class MergeCallback(Protocol[MERGED]):
-        def merge(self, to_be_merged: Collection[MERGED], merge_result: MERGED) -> None: ...
+    class MergeCallback(Protocol[VALUE_IN]):
+        def merge(self, to_be_merged: Collection[VALUE_IN], merge_result: VALUE_IN) -> None: ...
 
     @abstractmethod
     def merge_windows(self, windows: Sequence[W], callback: MergingWindowAssigner.MergeCallback) -> None:
@@ -289,10 +282,10 @@ class KeyedStateStore(Protocol):
     def get_aggregating_state(self, state_descriptor: Any) -> Any: ...
 
 
-class WindowContext(Protocol[WINDOW]):
+class WindowContext(Protocol[VALUE_OUT]):
     """What process window functions are given."""
 
-    def window(self) -> WINDOW: ...
+    def window(self) -> VALUE_OUT: ...
     def current_processing_time(self) -> int: ...
     def current_watermark(self) -> int: ...
     def window_state(self) -> KeyedStateStore:
@@ -321,7 +314,7 @@ class AllWindowFunction(Function, Generic[IN, OUT, W]):
 class ProcessWindowFunction(Function, Generic[IN, OUT, KEY, W]):
     """Makes output of the elements of a window, with state of the window and of the key."""
 
-    class Context(WindowContext[WINDOW], Protocol[WINDOW]):
+    class Context(WindowContext[VALUE_OUT], Protocol[VALUE_OUT]):
         """What `process` and `clear` are given."""
 
     def process(self, key: KEY, context: WindowContext, elements: Iterable[IN]) -> Iterable[OUT]:
@@ -335,7 +328,7 @@ class ProcessWindowFunction(Function, Generic[IN, OUT, KEY, W]):
 class ProcessAllWindowFunction(Function, Generic[IN, OUT, W]):
     """As `ProcessWindowFunction`, for a stream without key."""
 
-    class Context(WindowContext[WINDOW], Protocol[WINDOW]):
+    class Context(WindowContext[VALUE_OUT], Protocol[VALUE_OUT]):
         """What `process` and `clear` are given."""
 
     def process(self, context: WindowContext, elements: Iterable[IN]) -> Iterable[OUT]:
