@@ -57,7 +57,9 @@ _HOMES = {
         "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "OperatorStateStore", "ProcessFunction",
         "ProcessJoinFunction", "ReadOnlyBroadcastState",
     ),
-    "cairn.model.simple": ("CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "MapFunction"),
+    "cairn.model.simple": (
+        "CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "KeySelector", "MapFunction",
+    ),
     "cairn.model.triggers": (
         "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountTrigger", "EventTimeTrigger",
         "NeverTrigger", "ProcessingTimeTrigger", "PurgingTrigger",
@@ -164,7 +166,14 @@ if TYPE_CHECKING:
         ProcessJoinFunction,
         ReadOnlyBroadcastState,
     )
-    from cairn.model.simple import CoFlatMapFunction, CoMapFunction, FilterFunction, FlatMapFunction, MapFunction
+    from cairn.model.simple import (
+        CoFlatMapFunction,
+        CoMapFunction,
+        FilterFunction,
+        FlatMapFunction,
+        KeySelector,
+        MapFunction,
+    )
     from cairn.model.triggers import (
         ContinuousEventTimeTrigger,
         ContinuousProcessingTimeTrigger,
@@ -261,6 +270,7 @@ __all__ = [
     "JobStatus",
     "KafkaSink",
     "KafkaSource",
+    "KeySelector",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",

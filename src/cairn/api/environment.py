@@ -206,14 +206,17 @@ class StreamExecutionEnvironment:
                 f"from_source: watermark is a pair such as ('time', Time.seconds(10)), not {watermark!r}"
             )
         stream = self.from_df(source.load(self.spark))
+        stream.bare = bool(getattr(source, "bare", False))
         return stream if watermark is None else stream._with_watermark(*watermark, "from_source")
 
     def from_collection(
         self, collection: Iterable[Any], type_info: Any = None, rows_per_epoch: int | None = None
     ) -> DataStream:
-        """A stream of the elements of a collection: tuples, or single values as a column `value`.
+        """A stream of the elements of a collection: rows (tuples, lists, dicts), or single values.
 
         `type_info` is DDL such as `"user string, n bigint"`, or one of `Types`; without it Spark infers the types.
+        Functions are given single values as they are: `env.from_collection([1, 2, 3]).map(lambda v: v + 1)`. In the
+        stream's `df` they are a column `value`.
         """
         from cairn.connectors.generated import CollectionSource  # its base classes cost the start of every worker
 

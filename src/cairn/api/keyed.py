@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import ArrayType, MapType, NumericType, StructType
 from pyspark.sql.types import DataType as SparkType
-from pyspark.sql.types import NumericType, StructType
 
 from cairn.api.plans import (
     OutputType,
@@ -33,7 +33,7 @@ from cairn.model.types import DataType, Types
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.builtin import RunningAggregate
 from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.reduce import Reduce
+from cairn.runtime.reduce import Accumulate, Reduce
 from cairn.runtime.simple import KeyedSimple
 from cairn.state.codec import check_key_type
 from cairn.storage import layout
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cairn.model.descriptors import Time
     from cairn.model.windows import WindowAssigner
 
+_UNORDERED = (ArrayType, MapType, StructType)
 _EXACT_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -100,16 +101,31 @@ class KeyedStream:
         """The stream's rows with the columns of key expressions."""
         return df.select("*", *self._hidden) if self._hidden else df
 
-    def _column_name(self, given: str) -> str:
-        """The column that a name means, found as Spark finds it: without regard to case unless Spark is told to."""
+    def _column_name(self, given: Any, call: str = "key_by") -> str:
+        """The column that a name or position means. Names are matched as in Spark: without regard to case unless it is
+        configured otherwise.
+        """
         names = self._user_columns
+        if isinstance(given, int) and not isinstance(given, bool):
+            if not 0 <= given < len(names):
+                raise InvalidInputError(
+                    f"{call}: there is no column at position {given}; the stream has {len(names)}, counted from 0: "
+                    f"{', '.join(names)}"
+                )
+            return names[given]
+        if not isinstance(given, str):
+            raise InvalidInputError(
+                f"{call} takes the name or the position of a column, not {type(given).__name__}; the stream has "
+                f"{', '.join(names)}"
+            )
         if given in names:
             return given
         alike = [name for name in names if name.lower() == given.lower()]
         if len(alike) == 1:
             return alike[0]
+        purpose = "to key by" if call == "key_by" else f"for {call}"
         raise InvalidInputError(
-            f"there is no column '{given}' to key by; the stream has {', '.join(names)}", column=given
+            f"there is no column '{given}' {purpose}; the stream has {', '.join(names)}", column=given
         )
 
     def process(
@@ -248,23 +264,49 @@ class KeyedStream:
             return fields[0][1]
         return Types.ROW_NAMED([name for name, _ in fields], [dtype for _, dtype in fields])
 
-    def sum(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running sum of a column per key; one row (keys, `sum`) for every row. Nulls do not count."""
+    def sum(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """The running sum of a column per key, for every row. Nulls do not count.
+
+        A column that is given by name makes rows (keys, `sum`), in whole Arrow batches. One that is given by position,
+        as in PyFlink, makes rows like those of the stream: the first row of the key with the sum in that column.
+        """
         return self._aggregate("sum", column, uid, name)
 
-    def min(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running minimum of a column per key; one row (keys, `min`) for every row. Nulls do not count."""
+    def min(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """The running minimum of a column per key, for every row; by name or position, as in `sum`."""
         return self._aggregate("min", column, uid, name)
 
-    def max(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running maximum of a column per key; one row (keys, `max`) for every row. Nulls do not count."""
+    def max(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """The running maximum of a column per key, for every row; by name or position, as in `sum`."""
         return self._aggregate("max", column, uid, name)
+
+    def min_by(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """For every row, the row of its key that has the smallest value in a column so far; the first of several."""
+        return self._accumulate("min_by", column, uid, name)
+
+    def max_by(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """For every row, the row of its key that has the largest value in a column so far; the first of several."""
+        return self._accumulate("max_by", column, uid, name)
 
     def count(self, uid: str | None = None, name: str | None = None) -> DataStream:
         """The running number of rows per key; one row (keys, `count`) for every row."""
         return self._aggregate("count", None, uid, name)
 
-    def _aggregate(self, kind: str, column: str | None, uid: str | None, name: str | None) -> DataStream:
+    def _accumulate(self, kind: str, column: str | int, uid: str | None, name: str | None) -> DataStream:
+        """A reduction of whole rows by a column, as PyFlink has it."""
+        column = self._column_name(column, kind)
+        declared = self.schema[column].dataType
+        if not isinstance(declared, NumericType) and (kind == "sum" or isinstance(declared, _UNORDERED)):
+            wanted = "numbers" if kind == "sum" else "values that have an order"
+            raise InvalidInputError(
+                f"{kind}: column '{column}' has type {declared.simpleString()}, and {kind} takes {wanted}; use reduce"
+            )
+        place = self.schema.names.index(column)
+        return self.reduce(Accumulate(kind, place, self._stream.bare), uid, name or kind.title().replace("_", ""))
+
+    def _aggregate(self, kind: str, column: str | int | None, uid: str | None, name: str | None) -> DataStream:
+        if isinstance(column, int):
+            return self._accumulate(kind, column, uid, name)
         result = "bigint"
         if column is not None:
             column, ddl = self._number_column(kind, column)
@@ -278,9 +320,9 @@ class KeyedStream:
             vectorised=True, states=((kind, result),), with_keys=True,
         )  # fmt: skip
 
-    def _number_column(self, kind: str, column: str) -> tuple[str, str]:
+    def _number_column(self, kind: str, column: str | int) -> tuple[str, str]:
         """A column that can be aggregated, as the stream calls it, and its type."""
-        column = self._column_name(column)
+        column = self._column_name(column, kind)
         declared: SparkType = self._df.schema[column].dataType
         ddl = declared.simpleString()
         if not isinstance(declared, NumericType) or ddl.startswith("decimal"):

@@ -34,7 +34,7 @@ from cairn.model.descriptors import Time
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.outputs import OutputTag
 from cairn.model.process import CheckpointedFunction, ProcessFunction
-from cairn.model.simple import FilterFunction, FlatMapFunction, MapFunction
+from cairn.model.simple import FilterFunction, FlatMapFunction, KeySelector, MapFunction
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.kinds import PLAIN
@@ -55,6 +55,9 @@ KEY_PREFIX = "__cairn_key_"
 
 Declared = str | DataType | StructType
 """An output type: Spark DDL, `Types.*`, or a Spark StructType."""
+
+Key = str | Column | KeySelector | Callable[[Any], Any]
+"""What rows are keyed by: the name of a column, an expression, or a Python function of an element."""
 
 
 class DataStream:
@@ -80,23 +83,26 @@ class DataStream:
     def df(self) -> DataFrame:
         return self.node.frame()
 
-    def key_by(self, *keys: str | Column | Callable[[Any], Any], key_type: str | DataType | None = None) -> KeyedStream:
+    def key_by(self, *keys: Key | DataType, key_type: str | DataType | None = None) -> KeyedStream:
         """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state.
 
-        A Python function of an element does as well: `key_by(lambda row: row[0], key_type=Types.STRING())`. Columns
-        cost less, since Spark computes them without Python.
+        A Python function of an element or a `KeySelector` does as well, with the type of its keys:
+        `key_by(lambda row: row[0], Types.STRING())`. Columns cost less, since Spark computes them without Python.
         """
         from cairn.api.keyed import KeyedStream
 
         if not keys:
             raise InvalidInputError("key_by needs at least one column")
-        if len(keys) == 1 and callable(keys[0]) and not isinstance(keys[0], (str, Column)):
+        if is_function_key(keys[0]) and key_type is None and isinstance(keys[-1], DataType) and len(keys) == 2:
+            key_type = keys[-1]
+            keys = keys[:1]
+        if len(keys) == 1 and is_function_key(keys[0]):
             return KeyedStream(self._with_selected(keys[0], key_type), (f"{KEY_PREFIX}0",))
         if key_type is not None:
             raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
         return KeyedStream(self, tuple(_checked_key(key) for key in keys))
 
-    def _with_selected(self, func: Callable[[Any], Any], key_type: str | DataType | None) -> DataStream:
+    def _with_selected(self, func: Any, key_type: str | DataType | None) -> DataStream:
         """The stream with one more column, which a function computes."""
         if key_type is None:
             raise InvalidInputError(
@@ -107,7 +113,7 @@ class DataStream:
         check_key_type("of the function", dtype)
         key = output_type_of(dtype).schema.fields[0].dataType
         schema = StructType([*self.df.schema.fields, StructField(f"{KEY_PREFIX}0", key)])
-        return self._simple("key", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
+        return self._simple("key_by", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         """Apply any Spark SQL that keeps no state: `stream.transform(lambda df: df.filter("amount > 0"))`.
@@ -335,18 +341,27 @@ def _refuse_behind_windows(node: Node, call: str) -> None:
             )
 
 
+def is_function_key(key: Any) -> bool:
+    return isinstance(key, KeySelector) or (callable(key) and not isinstance(key, (str, Column)))
+
+
 def _checked_key(key: Any) -> str | Column:
     if isinstance(key, (str, Column)):
         return key
-    raise InvalidInputError(
-        f"a key is a column name or a Spark column, not {type(key).__name__}; a Python function must be the only one"
-    )
+    if is_function_key(key):
+        raise InvalidInputError(
+            "key_by: a Python function must be the only one among the keys, followed by their type, as in "
+            "key_by(f, Types.STRING())"
+        )
+    raise InvalidInputError(f"key_by: a key is a column name, a Spark column or a function, not {type(key).__name__}")
 
 
 def check_simple(kind: str, func: Any) -> None:
     if method_of(kind, func) is None:
-        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}.get(kind, "function")
-        raise InvalidInputError(f"{kind} takes a {wanted} or a function of one value, not {type(func).__name__}")
+        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}
+        raise InvalidInputError(
+            f"{kind} takes a {wanted.get(kind, 'KeySelector')} or a function of one value, not {type(func).__name__}"
+        )
     if isinstance(func, CheckpointedFunction):
         raise InvalidInputError(
             f"{kind}: {type(func).__name__} keeps operator state, which process functions have: make it a "

@@ -335,6 +335,11 @@ class Types:
         return scalar("string")
 
     @staticmethod
+    def CHAR() -> DataType:
+        """A single character is a text in Python and in Spark."""
+        return scalar("string")
+
+    @staticmethod
     def BOOLEAN() -> DataType:
         return scalar("boolean")
 
