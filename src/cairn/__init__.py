@@ -35,7 +35,7 @@ _HOMES = {
     "cairn.errors": (
         "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
         "IncompatibleStateError", "InternalError", "InvalidInputError", "NotFoundError", "StateMisuseError",
-        "StateTypeError", "StorageError", "UserFunctionError",
+        "StateTypeError", "StorageError", "UnsupportedError", "UserFunctionError",
     ),
     "cairn.model.checkpoint": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
     "cairn.model.assigners": (
@@ -58,7 +58,8 @@ _HOMES = {
         "ProcessJoinFunction", "ReadOnlyBroadcastState",
     ),
     "cairn.model.simple": (
-        "CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "KeySelector", "MapFunction",
+        "CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "Function", "KeySelector",
+        "MapFunction",
     ),
     "cairn.model.triggers": (
         "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountTrigger", "EventTimeTrigger",
@@ -71,6 +72,7 @@ _HOMES = {
         "SessionWindowTimeGapExtractor", "TimeWindow", "TimeWindowSerializer", "Trigger", "TriggerResult", "Window",
         "WindowAssigner", "WindowFunction", "WindowSerializer",
     ),
+    "cairn.api.results": ("CloseableIterator", "DataStreamSink"),
     "cairn.runtime.vectorised": ("BatchContext",),
 }  # fmt: skip
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
     from cairn.api.keyed import KeyedStream
+    from cairn.api.results import CloseableIterator, DataStreamSink
     from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream
@@ -114,6 +117,7 @@ if TYPE_CHECKING:
         StateMisuseError,
         StateTypeError,
         StorageError,
+        UnsupportedError,
         UserFunctionError,
     )
     from cairn.model.assigners import (
@@ -171,6 +175,7 @@ if TYPE_CHECKING:
         CoMapFunction,
         FilterFunction,
         FlatMapFunction,
+        Function,
         KeySelector,
         MapFunction,
     )
@@ -227,6 +232,7 @@ __all__ = [
     "CheckpointType",
     "CheckpointedFunction",
     "CheckpointingMode",
+    "CloseableIterator",
     "CoFlatMapFunction",
     "CoMapFunction",
     "CoProcessFunction",
@@ -242,6 +248,7 @@ __all__ = [
     "CountWindowSerializer",
     "CrashMarker",
     "DataStream",
+    "DataStreamSink",
     "DeliveryGuarantee",
     "DeltaSink",
     "EmbeddedRocksDBStateBackend",
@@ -256,6 +263,7 @@ __all__ = [
     "FilterFunction",
     "FlatMapFunction",
     "ForeachEpochSink",
+    "Function",
     "GeneratorSource",
     "GlobalWindow",
     "GlobalWindowSerializer",
@@ -328,6 +336,7 @@ __all__ = [
     "TumblingEventTimeWindows",
     "TumblingProcessingTimeWindows",
     "Types",
+    "UnsupportedError",
     "UserFunctionError",
     "ValueState",
     "ValueStateDescriptor",
@@ -343,6 +352,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _WHERE.get(name)
     if home is None:
+        from cairn.model.pyflink import import_error
+
+        error = import_error(name)
+        if error is not None:
+            raise error
         raise AttributeError(f"module 'cairn' has no attribute {name!r}")
     return getattr(import_module(home), name)
 

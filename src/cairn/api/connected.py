@@ -19,6 +19,7 @@ from cairn.model.process import (
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
 )
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.simple import CoFlatMapFunction, CoMapFunction
 from cairn.model.types import DataType
 from cairn.runtime.kinds import BROADCAST, CO
@@ -28,7 +29,7 @@ from cairn.runtime.simple import CoSimple
 Side = DataStream | KeyedStream
 
 
-class BroadcastStream:
+class BroadcastStream(PyFlinkNames):
     """A stream whose elements go to every subtask. Connect a stream to it: `stream.connect(rules.broadcast(...))`."""
 
     def __init__(self, stream: DataStream, descriptors: Sequence[MapStateDescriptor]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, MapType, NumericType, StructType
 from pyspark.sql.types import DataType as SparkType
 
@@ -23,11 +24,14 @@ from cairn.api.plans import (
     run_operator,
     to_subtasks,
 )
+from cairn.api.results import CloseableIterator, DataStreamSink
+from cairn.api.sinks import BaseSink
 from cairn.api.spark import refuse_native_state
-from cairn.api.stream import KEY_PREFIX, DataStream, Declared, check_simple, function_name, slug
+from cairn.api.stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.simple import FilterFunction, FlatMapFunction, MapFunction
 from cairn.model.types import DataType, Types
 from cairn.runtime.batches import GROUP_COLUMN
@@ -41,7 +45,7 @@ from cairn.storage import layout
 if TYPE_CHECKING:
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.joins import IntervalJoin
-    from cairn.api.windows import WindowedStream
+    from cairn.api.windows import AllWindowedStream, WindowedStream
     from cairn.model.descriptors import Time
     from cairn.model.windows import WindowAssigner
 
@@ -49,7 +53,7 @@ _UNORDERED = (ArrayType, MapType, StructType)
 _EXACT_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
-class KeyedStream:
+class KeyedStream(PyFlinkNames):
     """A stream partitioned by key. Operators on it have keyed state and timers."""
 
     def __init__(self, stream: DataStream, keys: tuple[str | Column, ...]) -> None:
@@ -150,6 +154,45 @@ class KeyedStream:
         from cairn.api.connected import connect
 
         return connect(self, other)
+
+    def _rows(self) -> DataStream:
+        """The stream without its keys."""
+        names = [F.col(f"`{name}`") for name in self._user_columns]
+        if len(names) == len(self._stream.df.columns):
+            return self._stream
+        rows = self._stream.transform(lambda df: df.select(*names))
+        rows.bare = self._stream.bare
+        return rows
+
+    def key_by(self, *keys: Key | DataType, key_type: str | DataType | None = None) -> KeyedStream:
+        """The same rows by another key."""
+        return self._rows().key_by(*keys, key_type=key_type)
+
+    def union(self, *streams: DataStream) -> DataStream:
+        """The rows of this stream and of others, without a key."""
+        return self._rows().union(*streams)
+
+    def sink_to(self, sink: BaseSink, uid: str | None = None) -> DataStreamSink:
+        """Write the rows to a sink, as `DataStream.sink_to` does."""
+        return self._rows().sink_to(sink, uid)
+
+    def add_sink(self, sink_func: BaseSink, uid: str | None = None) -> DataStreamSink:
+        """The same as `sink_to`."""
+        return self.sink_to(sink_func, uid)
+
+    def print(self, sink_identifier: str = "", uid: str | None = None) -> DataStreamSink:
+        """Print the rows, as `DataStream.print` does."""
+        return self._rows().print(sink_identifier, uid)
+
+    def execute_and_collect(
+        self, job_execution_name: str | None = None, limit: int | None = None
+    ) -> CloseableIterator | list[Any]:
+        """Execute the job and iterate over the rows, as `DataStream.execute_and_collect` does."""
+        return self._rows()._execute_and_collect(job_execution_name, limit)
+
+    def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
+        """Windows over all rows, whatever their key."""
+        return self._rows().window_all(window_assigner)
 
     def interval_join(self, other: KeyedStream) -> IntervalJoin:
         """Pairs of rows with equal keys whose event times are close: `.between(lower, upper).process(...)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from cairn.api.plans import (
     side_specs,
     to_subtasks,
 )
+from cairn.api.results import CloseableIterator, Collect, DataStreamSink, PrintToStdout
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
@@ -34,6 +36,7 @@ from cairn.model.descriptors import Time
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.outputs import OutputTag
 from cairn.model.process import CheckpointedFunction, ProcessFunction
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.simple import FilterFunction, FlatMapFunction, KeySelector, MapFunction
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
@@ -60,7 +63,7 @@ Key = str | Column | KeySelector | Callable[[Any], Any]
 """What rows are keyed by: the name of a column, an expression, or a Python function of an element."""
 
 
-class DataStream:
+class DataStream(PyFlinkNames):
     """A streaming DataFrame in a job. `df` gives the DataFrame back, to be used with any Spark SQL.
 
     Use `transform` rather than `df` where an operator's output is read more than once: cairn then sees all readers
@@ -316,15 +319,61 @@ class DataStream:
         side_schema(output_tag)  # fails here if Spark does not know the type
         return DataStream(self.env, node=function.add_side(output_tag), bare=output_tag.bare)
 
-    def sink_to(self, sink: BaseSink, uid: str | None = None) -> None:
+    def sink_to(self, sink: BaseSink, uid: str | None = None) -> DataStreamSink:
         """Write the stream to a sink when the job runs."""
         if not isinstance(sink, BaseSink):
-            raise InvalidInputError(f"sink_to takes a sink such as FileSink, not {type(sink).__name__}")
+            raise InvalidInputError(
+                f"sink_to takes a sink such as FileSink, or ForeachEpochSink for a function of one's own, not "
+                f"{type(sink).__name__}"
+            )
         if sink.uid:
             raise InvalidInputError(f"this {type(sink).__name__} is attached already; make one sink per stream")
         refuse_native_state(self.df)
         sink.uid = self.env._claim_uid(uid, f"sink-{sink.kind}", "sink")
         self.env._add_sink(self, sink)
+        return DataStreamSink(sink)
+
+    def add_sink(self, sink_func: BaseSink, uid: str | None = None) -> DataStreamSink:
+        """The same as `sink_to`."""
+        return self.sink_to(sink_func, uid)
+
+    def print(self, sink_identifier: str = "", uid: str | None = None) -> DataStreamSink:
+        """Print the elements of committed epochs as Flink does: `value`, `subtask> value`, `prefix:subtask> value`.
+
+        All elements of an epoch come to the driver. After a crash the epoch that was under way may be missing on the
+        screen. `sink_to(PrintSink())` prints the names of columns, and only the first rows of an epoch.
+        """
+        return self.sink_to(PrintToStdout(sink_identifier, self.bare, self.env.get_parallelism()), uid)
+
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, limit: None = None) -> CloseableIterator: ...
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, *, limit: int) -> list[Any]: ...
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None, limit: int) -> list[Any]: ...
+    def execute_and_collect(
+        self, job_execution_name: str | None = None, limit: int | None = None
+    ) -> CloseableIterator | list[Any]:
+        """Execute the job, and iterate over the elements of this stream as their epochs are committed.
+
+        With `limit`, wait for so many elements (fewer if the job ends before), cancel the job and return them in a
+        list. Without a name the job is kept in a temporary directory and starts anew in every program; with one it is
+        kept like every other, and goes on where it stopped.
+        """
+        return self._execute_and_collect(job_execution_name, limit)
+
+    def _execute_and_collect(self, job_execution_name: str | None, limit: int | None) -> CloseableIterator | list[Any]:
+        if limit is not None and limit < 1:
+            raise InvalidInputError(f"execute_and_collect: limit must be 1 or more, not {limit}")
+        env = self.env
+        sink = Collect(self.bare)
+        self.sink_to(sink, uid="collect")
+        job = env._execute_once("collect") if job_execution_name is None else env.execute_async(job_execution_name)
+        elements = CloseableIterator(job, sink)
+        if limit is None:
+            return elements
+        with elements:
+            return list(itertools.islice(elements, limit))
 
 
 def _refuse_behind_windows(node: Node, call: str) -> None:

@@ -18,6 +18,7 @@ from cairn.model.ddl import as_type
 from cairn.model.descriptors import Time
 from cairn.model.functions import AggregateFunction, ReduceFunction
 from cairn.model.outputs import OutputTag
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.types import DataType
 from cairn.model.windows import (
     AllWindowFunction,
@@ -40,7 +41,7 @@ _AnyWindowFunction = (
 )
 
 
-class WindowedStream:
+class WindowedStream(PyFlinkNames):
     """The windows of a keyed stream. Made by `keyed.window(...)` and `keyed.count_window(...)`."""
 
     def __init__(self, keyed: KeyedStream, assigner: WindowAssigner[Any, Any]) -> None:

@@ -17,6 +17,7 @@ from cairn.errors import CairnError, StateMisuseError, UserFunctionError
 from cairn.model.functions import KeyedProcessFunction, RuntimeContext
 from cairn.model.manifest import EpochContext
 from cairn.model.process import KeyedCoProcessFunction
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.model.simple import FilterFunction, FlatMapFunction, Function, KeySelector, MapFunction
 from cairn.runtime.batches import row_columns
@@ -97,7 +98,7 @@ class SimpleSpec:
     sides: tuple[SideSpec, ...] = ()
 
 
-class PlainRuntimeContext:
+class PlainRuntimeContext(PyFlinkNames):
     """`RuntimeContext` where there is no key: all but state."""
 
     def __init__(
