@@ -116,7 +116,7 @@ class DataStream(PyFlinkNames):
         check_key_type("of the function", dtype)
         key = output_type_of(dtype).schema.fields[0].dataType
         schema = StructType([*self.df.schema.fields, StructField(f"{KEY_PREFIX}0", key)])
-        return self._simple("key_by", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
+        return self._simple("key", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         """Apply any Spark SQL that keeps no state: `stream.transform(lambda df: df.filter("amount > 0"))`.
@@ -407,10 +407,8 @@ def _checked_key(key: Any) -> str | Column:
 
 def check_simple(kind: str, func: Any) -> None:
     if method_of(kind, func) is None:
-        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}
-        raise InvalidInputError(
-            f"{kind} takes a {wanted.get(kind, 'KeySelector')} or a function of one value, not {type(func).__name__}"
-        )
+        wanted = {"map": "MapFunction", "filter": "FilterFunction", "flat_map": "FlatMapFunction"}.get(kind, "function")
+        raise InvalidInputError(f"{kind} takes a {wanted} or a function of one value, not {type(func).__name__}")
     if isinstance(func, CheckpointedFunction):
         raise InvalidInputError(
             f"{kind}: {type(func).__name__} keeps operator state, which process functions have: make it a "

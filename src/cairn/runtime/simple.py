@@ -30,7 +30,7 @@ _METHODS: dict[str, tuple[type[Function], str]] = {
     "map": (MapFunction, "map"),
     "filter": (FilterFunction, "filter"),
     "flat_map": (FlatMapFunction, "flat_map"),
-    "key_by": (KeySelector, "get_key"),
+    "key": (KeySelector, "get_key"),
 }
 """The class whose instances each kind of simple function takes, and the method that is called for every value."""
 
@@ -165,7 +165,7 @@ def run_simple(
                     if passed.num_rows:
                         yield builder.check(passed.rename_columns(list(spec.output.names)))
                     continue
-                if spec.kind == "key_by":
+                if spec.kind == "key":
                     yield builder.check(_with_key(rows, [call(value) for value in values], spec))
                     continue
                 outputs: list[Any] = []
