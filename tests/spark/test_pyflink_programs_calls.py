@@ -11,7 +11,15 @@ import pytest
 from tests.spark.lab import Lab
 from tests.spark.oracle import ship
 
-from cairn import CoMapFunction, InvalidInputError, KeyedCoProcessFunction, KeySelector, RuntimeContext, Types
+from cairn import (
+    CoMapFunction,
+    InvalidInputError,
+    KeyedCoProcessFunction,
+    KeySelector,
+    MapFunction,
+    RuntimeContext,
+    Types,
+)
 
 pytestmark = pytest.mark.spark
 ship(__name__)
@@ -42,6 +50,14 @@ class Together(KeyedCoProcessFunction):
 
     def process_element2(self, value: Any, ctx: Any) -> Iterator[Any]:
         yield f"{ctx.get_current_key()}: {value[0]} {value[1]}"
+
+
+class Marked(MapFunction):
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def map(self, value: Any) -> tuple[str, int]:
+        return f"{self.kind} {value.f1}", value.f0
 
 
 def test_functions_get_the_single_values_of_a_collection_themselves(lab: Lab) -> None:
@@ -146,10 +162,8 @@ def test_aggregations_by_position_give_rows_like_those_of_the_stream(lab: Lab) -
         "min_by": keyed.min_by(0, uid="min_by"),
         "max_by": keyed.max_by("f0", uid="max_by"),
     }
-    marked = [
-        stream.map(lambda row, kind=kind: (f"{kind} {row.f1}", row.f0), Types.TUPLE([Types.STRING(), Types.LONG()]))
-        for kind, stream in results.items()
-    ]
+    pair = Types.TUPLE([Types.STRING(), Types.LONG()])
+    marked = [stream.map(Marked(kind), pair) for kind, stream in results.items()]
     sums = {"a": [1, 4, 8], "b": [5, 7]}
     largest = {"a": [1, 3, 4], "b": [5, 5]}
     smallest = {"a": [1, 1, 1], "b": [5, 2]}

@@ -14,7 +14,6 @@ from tests.spark.oracle import ship
 from cairn import (
     CloseableIterator,
     CrashMarker,
-    DataStream,
     FileSink,
     GeneratorSource,
     InvalidInputError,
@@ -139,7 +138,7 @@ def test_closing_ends_a_job_whose_elements_nobody_takes(lab: Lab) -> None:
 
 
 def test_every_element_is_collected_once_across_failures(lab: Lab) -> None:
-    script = [[(1,), (2,)], [(3,), CrashMarker("task", 8), (4,)], [(5,)]]
+    script: list[list[Any]] = [[(1,), (2,)], [(3,), CrashMarker("task", 8), (4,)], [(5,)]]
     env = lab.env(parallelism=1)
     env.set_restart_strategy(RestartStrategies.fixed_delay_restart(5, Time.milliseconds(10)))
     stream = env.from_source(ScriptedSource(script, "n bigint", str(lab.folder / "crashes")))
@@ -181,7 +180,6 @@ def test_names_that_only_pyflink_has_end_in_sentences(lab: Lab, tmp_path: Path) 
     env: Any = as_written(lab)
     stream: Any = env.from_collection([(1, "a")], "n bigint, k string")
     keyed = stream.key_by("k")
-    assert isinstance(stream, DataStream)
     calls: list[tuple[Any, str]] = [
         (lambda: stream.map(lambda r: r).name("x"), r"map\(f, name="),
         (lambda: stream.assign_timestamps_and_watermarks(None), r"call with_watermark\('time', Time.seconds\(10\)\)"),

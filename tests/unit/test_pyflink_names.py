@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
@@ -322,12 +323,14 @@ def test_no_sentence_stands_for_a_name_that_exists() -> None:
         assert [name for name in names if hasattr(classes[owner], name)] == [], owner
 
 
-def subclasses(kind: type) -> list[type]:
-    return [kind, *[deeper for below in kind.__subclasses__() for deeper in subclasses(below)]]
+def subclasses(kind: type[Any]) -> list[type[Any]]:
+    direct: list[type[Any]] = kind.__subclasses__()
+    return [kind, *[deeper for below in direct for deeper in subclasses(below)]]
 
 
 def test_other_missing_names_end_in_pythons_own_error() -> None:
-    for thing in (object.__new__(DataStream), Types, object.__new__(StreamExecutionEnvironment)):
+    things: list[Any] = [object.__new__(DataStream), Types, object.__new__(StreamExecutionEnvironment)]
+    for thing in things:
         assert not hasattr(thing, "no_such_name")
         with pytest.raises(AttributeError, match="no attribute 'no_such_name'") as error:
             thing.no_such_name  # noqa: B018
