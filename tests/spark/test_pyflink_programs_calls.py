@@ -220,9 +220,9 @@ def test_what_cannot_be_a_key_is_said_in_a_sentence(lab: Lab) -> None:
         (lambda: stream.key_by(lambda v: v[1]), r"needs the type of its keys, as in key_by\(f, key_type="),
         (lambda: stream.key_by(ByName()), "needs the type of its keys"),
         (lambda: stream.key_by(ByName(), "f1"), r"must be the only one among the keys, followed by their type"),
-        (lambda: stream.key_by(0), "a key is a column name, a Spark column or a function, not int"),
+        (lambda: stream.key_by(0), "a key is a function, a column name or a Spark column, not int"),
         (lambda: stream.connect(stream).key_by("f1", "f1", Types.STRING()), "key_type is the type of what a Python"),
-        (lambda: stream.connect(stream).key_by(1, 1), "a key is a column name, a Spark column or a function, not int"),
+        (lambda: stream.connect(stream).key_by(1, 1), "a key is a function, a column name or a Spark column, not int"),
         (lambda: stream.connect(stream).key_by(lambda v: v[1], lambda v: v[1]), "needs the type of its keys"),
     ]
     for call, message in refused:

@@ -402,7 +402,7 @@ def _checked_key(key: Any) -> str | Column:
             "key_by: a Python function must be the only one among the keys, followed by their type, as in "
             "key_by(f, Types.STRING())"
         )
-    raise InvalidInputError(f"key_by: a key is a column name, a Spark column or a function, not {type(key).__name__}")
+    raise InvalidInputError(f"key_by: a key is a function, a column name or a Spark column, not {type(key).__name__}")
 
 
 def check_simple(kind: str, func: Any) -> None:
