@@ -36,7 +36,7 @@ _HOMES = {
     "cairn.errors": (
         "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
         "IncompatibleStateError", "InternalError", "InvalidInputError", "MissingPackageError", "NotFoundError",
-        "StateMisuseError", "StateTypeError", "StorageError", "UserFunctionError",
+        "StateMisuseError", "StateTypeError", "StorageError", "UnsupportedError", "UserFunctionError",
     ),
     "cairn.model.checkpoint": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
     "cairn.model.assigners": (
@@ -46,18 +46,22 @@ _HOMES = {
     ),
     "cairn.model.descriptors": (
         "AggregatingStateDescriptor", "ListStateDescriptor", "MapStateDescriptor", "ReducingStateDescriptor",
-        "StateTtlConfig", "Time", "ValueStateDescriptor",
+        "StateDescriptor", "StateTtlConfig", "Time", "ValueStateDescriptor",
     ),
     "cairn.model.functions": (
-        "AggregateFunction", "CheckpointListener", "KeyedProcessFunction", "ReduceFunction", "RuntimeContext",
-        "TimeDomain",
+        "AggregateFunction", "AggregatingState", "CheckpointListener", "KeyedProcessFunction", "ListState", "MapState",
+        "MergingState", "ReduceFunction", "ReducingState", "RuntimeContext", "TimeDomain", "TimerService", "ValueState",
     ),
     "cairn.model.outputs": ("OutputTag",),
     "cairn.model.process": (
-        "BroadcastProcessFunction", "CheckpointedFunction", "CoProcessFunction", "KeyedBroadcastProcessFunction",
-        "KeyedCoProcessFunction", "ProcessFunction", "ProcessJoinFunction",
+        "BroadcastProcessFunction", "BroadcastState", "CheckpointedFunction", "CoProcessFunction",
+        "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "OperatorStateStore", "ProcessFunction",
+        "ProcessJoinFunction", "ReadOnlyBroadcastState",
     ),
-    "cairn.model.simple": ("CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "MapFunction"),
+    "cairn.model.simple": (
+        "CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "Function", "KeySelector",
+        "MapFunction",
+    ),
     "cairn.model.triggers": (
         "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger", "CountTrigger", "EventTimeTrigger",
         "NeverTrigger", "ProcessingTimeTrigger", "PurgingTrigger",
@@ -65,10 +69,11 @@ _HOMES = {
     "cairn.model.types": ("Types",),
     "cairn.model.windows": (
         "AllWindowFunction", "CountWindow", "CountWindowSerializer", "GlobalWindow", "GlobalWindowSerializer",
-        "MergingWindowAssigner", "ProcessAllWindowFunction", "ProcessWindowFunction",
+        "KeyedStateStore", "MergingWindowAssigner", "ProcessAllWindowFunction", "ProcessWindowFunction",
         "SessionWindowTimeGapExtractor", "TimeWindow", "TimeWindowSerializer", "Trigger", "TriggerResult", "Window",
         "WindowAssigner", "WindowFunction", "WindowSerializer",
     ),
+    "cairn.api.results": ("CloseableIterator", "DataStreamSink"),
     "cairn.runtime.vectorised": ("BatchContext",),
 }  # fmt: skip
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
@@ -88,6 +93,7 @@ if TYPE_CHECKING:
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job import JobHandle, JobStatus
     from cairn.api.keyed import KeyedStream
+    from cairn.api.results import CloseableIterator, DataStreamSink
     from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.stream import DataStream
@@ -113,6 +119,7 @@ if TYPE_CHECKING:
         StateMisuseError,
         StateTypeError,
         StorageError,
+        UnsupportedError,
         UserFunctionError,
     )
     from cairn.model.assigners import (
@@ -132,29 +139,48 @@ if TYPE_CHECKING:
         ListStateDescriptor,
         MapStateDescriptor,
         ReducingStateDescriptor,
+        StateDescriptor,
         StateTtlConfig,
         Time,
         ValueStateDescriptor,
     )
     from cairn.model.functions import (
         AggregateFunction,
+        AggregatingState,
         CheckpointListener,
         KeyedProcessFunction,
+        ListState,
+        MapState,
+        MergingState,
         ReduceFunction,
+        ReducingState,
         RuntimeContext,
         TimeDomain,
+        TimerService,
+        ValueState,
     )
     from cairn.model.outputs import OutputTag
     from cairn.model.process import (
         BroadcastProcessFunction,
+        BroadcastState,
         CheckpointedFunction,
         CoProcessFunction,
         KeyedBroadcastProcessFunction,
         KeyedCoProcessFunction,
+        OperatorStateStore,
         ProcessFunction,
         ProcessJoinFunction,
+        ReadOnlyBroadcastState,
     )
-    from cairn.model.simple import CoFlatMapFunction, CoMapFunction, FilterFunction, FlatMapFunction, MapFunction
+    from cairn.model.simple import (
+        CoFlatMapFunction,
+        CoMapFunction,
+        FilterFunction,
+        FlatMapFunction,
+        Function,
+        KeySelector,
+        MapFunction,
+    )
     from cairn.model.triggers import (
         ContinuousEventTimeTrigger,
         ContinuousProcessingTimeTrigger,
@@ -171,6 +197,7 @@ if TYPE_CHECKING:
         CountWindowSerializer,
         GlobalWindow,
         GlobalWindowSerializer,
+        KeyedStateStore,
         MergingWindowAssigner,
         ProcessAllWindowFunction,
         ProcessWindowFunction,
@@ -188,6 +215,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregateFunction",
+    "AggregatingState",
     "AggregatingStateDescriptor",
     "AllWindowFunction",
     "AllWindowedStream",
@@ -195,6 +223,7 @@ __all__ = [
     "BatchContext",
     "BroadcastConnectedStream",
     "BroadcastProcessFunction",
+    "BroadcastState",
     "BroadcastStream",
     "CairnError",
     "CheckpointConfig",
@@ -205,6 +234,7 @@ __all__ = [
     "CheckpointType",
     "CheckpointedFunction",
     "CheckpointingMode",
+    "CloseableIterator",
     "CoFlatMapFunction",
     "CoMapFunction",
     "CoProcessFunction",
@@ -220,6 +250,7 @@ __all__ = [
     "CountWindowSerializer",
     "CrashMarker",
     "DataStream",
+    "DataStreamSink",
     "DeliveryGuarantee",
     "DeltaSink",
     "EmbeddedRocksDBStateBackend",
@@ -234,6 +265,7 @@ __all__ = [
     "FilterFunction",
     "FlatMapFunction",
     "ForeachEpochSink",
+    "Function",
     "GeneratorSource",
     "GlobalWindow",
     "GlobalWindowSerializer",
@@ -248,19 +280,25 @@ __all__ = [
     "JobStatus",
     "KafkaSink",
     "KafkaSource",
+    "KeySelector",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
+    "KeyedStateStore",
     "KeyedStream",
+    "ListState",
     "ListStateDescriptor",
     "LmdbStateBackend",
     "MapFunction",
+    "MapState",
     "MapStateDescriptor",
+    "MergingState",
     "MergingWindowAssigner",
     "MissingPackageError",
     "NeverTrigger",
     "NoopSink",
     "NotFoundError",
+    "OperatorStateStore",
     "OutputTag",
     "PrintSink",
     "ProcessAllWindowFunction",
@@ -270,7 +308,9 @@ __all__ = [
     "ProcessingTimeSessionWindows",
     "ProcessingTimeTrigger",
     "PurgingTrigger",
+    "ReadOnlyBroadcastState",
     "ReduceFunction",
+    "ReducingState",
     "ReducingStateDescriptor",
     "RestartStrategies",
     "Retry",
@@ -282,6 +322,7 @@ __all__ = [
     "SlidingProcessingTimeWindows",
     "SocketSource",
     "Staging",
+    "StateDescriptor",
     "StateMisuseError",
     "StateTtlConfig",
     "StateTypeError",
@@ -292,12 +333,15 @@ __all__ = [
     "TimeDomain",
     "TimeWindow",
     "TimeWindowSerializer",
+    "TimerService",
     "Trigger",
     "TriggerResult",
     "TumblingEventTimeWindows",
     "TumblingProcessingTimeWindows",
     "Types",
+    "UnsupportedError",
     "UserFunctionError",
+    "ValueState",
     "ValueStateDescriptor",
     "Window",
     "WindowAssigner",
@@ -311,6 +355,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _WHERE.get(name)
     if home is None:
+        from cairn.model.pyflink import import_error
+
+        error = import_error(name)
+        if error is not None:
+            raise error
         raise AttributeError(f"module 'cairn' has no attribute {name!r}")
     try:
         module = import_module(home)

@@ -15,6 +15,7 @@ driver. The classes are divided by what the catcher does next::
     ├── CorruptFileError        a durable file is damaged or not ours
     ├── StorageError            the store did not do what was asked; often passes
     ├── StateMisuseError        a handle was used where it has no meaning
+    ├── UnsupportedError        PyFlink has it and cairn has not (also an AttributeError or ImportError)
     └── InternalError           a bug in cairn
 """
 
@@ -95,6 +96,18 @@ class StateMisuseError(CairnError):
     code = "state-misuse"
 
 
+class UnsupportedError(CairnError):
+    code = "unsupported"
+
+
+class UnsupportedAttributeError(UnsupportedError, AttributeError):
+    """`hasattr` is false, as for every attribute that is missing."""
+
+
+class UnsupportedImportError(UnsupportedError, ImportError):
+    """Raised by `from cairn import X`."""
+
+
 class InternalError(CairnError):
     code = "internal"
 
@@ -114,6 +127,9 @@ _ALL: dict[str, type[CairnError]] = {
         CorruptFileError,
         StorageError,
         StateMisuseError,
+        UnsupportedError,
+        UnsupportedAttributeError,
+        UnsupportedImportError,
         InternalError,
     )
 }
@@ -134,6 +150,7 @@ _ADVICE: tuple[tuple[type[CairnError], str], ...] = (
         "The job and its earlier checkpoints are as they were. Correct the cause and take another one.",
     ),
     (StateMisuseError, "Use the handle only where its contract allows it."),
+    (UnsupportedError, "Use what the message names instead; docs/pyflink.md has all differences."),
     (InternalError, "This is a bug in cairn. Run again with --debug and report the traceback."),
 )
 

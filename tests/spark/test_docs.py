@@ -56,7 +56,7 @@ def test_a_program_from_pyflink_runs(spark: SparkSession, tmp_path: Path, monkey
     monkeypatch.setattr(StreamExecutionEnvironment, "get_execution_environment", lambda: made)
     names: dict[str, Any] = {"__name__": "docs"}
     exec(block("pyflink.md", "execute_and_collect"), names)
-    assert sorted(tuple(row) for row in names["found"]) == [("ann", 6), ("bob", 7)]
+    assert sorted(tuple(row) for row in names["results"]) == [("ann", 6), ("bob", 7)]
 
 
 def test_own_sink_publishes_each_row_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cairn.model.pyflink import PyFlinkNames
+
 
 class LmdbStateBackend:
     """Memory-mapped local files, shared by all Python workers of a host. The default."""
@@ -15,7 +17,7 @@ class HashMapStateBackend:
     name = "hashmap"
 
 
-class EmbeddedRocksDBStateBackend:
+class EmbeddedRocksDBStateBackend(PyFlinkNames):
     """RocksDB on local disk: for state far larger than memory. Needs `cairn-streaming[rocksdb]`."""
 
     name = "rocksdb"

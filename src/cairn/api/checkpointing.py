@@ -14,6 +14,7 @@ from typing import Any
 from cairn.config import RestartSettings, Settings, with_options
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import Time
+from cairn.model.pyflink import PyFlinkNames
 
 _PREFIX = "execution.checkpointing."
 
@@ -33,7 +34,7 @@ class ExternalizedCheckpointRetention(Enum):
     RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
 
 
-class FileSystemCheckpointStorage:
+class FileSystemCheckpointStorage(PyFlinkNames):
     """Checkpoints are files in a directory."""
 
     def __init__(self, checkpoint_directory: str) -> None:
@@ -52,7 +53,7 @@ class FileSystemCheckpointStorage:
         return f"FileSystemCheckpointStorage({self._directory!r})"
 
 
-class JobManagerCheckpointStorage:
+class JobManagerCheckpointStorage(PyFlinkNames):
     """Checkpoints are held by the driver; no single state may be larger than `max_state_size` bytes."""
 
     def __init__(self, max_state_size: int = 5 << 20) -> None:
@@ -76,7 +77,7 @@ class JobManagerCheckpointStorage:
 CheckpointStorage = FileSystemCheckpointStorage | JobManagerCheckpointStorage
 
 
-class CheckpointConfig:
+class CheckpointConfig(PyFlinkNames):
     """The checkpoint settings of an environment under PyFlink's names. Durations are milliseconds or `Time`."""
 
     def __init__(self, read: Callable[[], Settings], write: Callable[[Settings], None]) -> None:
@@ -208,7 +209,7 @@ class CheckpointConfig:
         return self
 
 
-class RestartStrategies:
+class RestartStrategies(PyFlinkNames):
     """What happens after a failure, for `env.set_restart_strategy(...)`. Durations are milliseconds or `Time`."""
 
     @staticmethod

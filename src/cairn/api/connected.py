@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from cairn.api.keyed import KeyedStream
 from cairn.api.plans import arrow_schema_of, check_pickles, event_time_of, output_type_of, run_operator, two_inputs
 from cairn.api.spark import refuse_native_state
-from cairn.api.stream import DataStream, Declared, function_name, slug
+from cairn.api.stream import DataStream, Declared, Key, function_name, is_function_key, slug
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.process import (
@@ -19,7 +19,9 @@ from cairn.model.process import (
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
 )
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.simple import CoFlatMapFunction, CoMapFunction
+from cairn.model.types import DataType
 from cairn.runtime.kinds import BROADCAST, CO
 from cairn.runtime.operator import InputSpec, OperatorSpec
 from cairn.runtime.simple import CoSimple
@@ -27,7 +29,7 @@ from cairn.runtime.simple import CoSimple
 Side = DataStream | KeyedStream
 
 
-class BroadcastStream:
+class BroadcastStream(PyFlinkNames):
     """A stream whose elements go to every subtask. Connect a stream to it: `stream.connect(rules.broadcast(...))`."""
 
     def __init__(self, stream: DataStream, descriptors: Sequence[MapStateDescriptor]) -> None:
@@ -79,14 +81,22 @@ class ConnectedStreams:
             check_same_keys(first, second)
 
     def key_by(
-        self, key1: str | Column | Sequence[str | Column], key2: str | Column | Sequence[str | Column]
+        self,
+        key1: Key | Sequence[str | Column],
+        key2: Key | Sequence[str | Column],
+        key_type: str | DataType | None = None,
     ) -> ConnectedStreams:
-        """Key the first stream by `key1` and the second by `key2`: a column each, or a list of columns."""
+        """Key the first stream by `key1` and the second by `key2`: a column each, or a list of columns.
+
+        Python functions and `KeySelector`s do as well, with the type of their keys:
+        `key_by(lambda a: a[0], lambda b: b[1], Types.STRING())`.
+        """
         first, second = self._first, self._second
         if isinstance(first, KeyedStream) or isinstance(second, KeyedStream):
             raise InvalidInputError("key_by: these streams are keyed already")
-        keys = [[key] if isinstance(key, (str, Column)) else list(key) for key in (key1, key2)]
-        return ConnectedStreams(first.key_by(*keys[0]), second.key_by(*keys[1]))
+        if key_type is not None and not (is_function_key(key1) or is_function_key(key2)):
+            raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
+        return ConnectedStreams(_keyed(first, key1, key_type), _keyed(second, key2, key_type))
 
     def process(
         self,
@@ -129,6 +139,14 @@ class ConnectedStreams:
         return two_input_operator(
             self._first, self._second, CoSimple(kind, func, uid or label), output_type, uid, label, CO, False
         )
+
+
+def _keyed(stream: DataStream, key: Any, key_type: str | DataType | None) -> KeyedStream:
+    if is_function_key(key):
+        return stream.key_by(key, key_type=key_type)
+    if isinstance(key, (str, Column)) or not isinstance(key, Sequence):
+        return stream.key_by(key)
+    return stream.key_by(*key)
 
 
 class BroadcastConnectedStream:

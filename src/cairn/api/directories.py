@@ -15,14 +15,19 @@ _log = get_logger("cairn.api")
 
 
 def driver_directory() -> str:
-    """A directory that lives as long as the driver, for `JobManagerCheckpointStorage`."""
+    """A directory that lives as long as the driver."""
     made = tempfile.mkdtemp(prefix="cairn-jobmanager-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def jobmanager_directory() -> str:
+    """The directory of a job with `JobManagerCheckpointStorage`."""
     _log.warning(
         "state and checkpoints are held by the driver (JobManagerCheckpointStorage): when it ends they are gone, and "
         "the job starts anew; set execution.checkpointing.dir to keep them"
     )
-    return made
+    return driver_directory()
 
 
 def sweep_leftovers(files: LocalFileSystem) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from cairn.api.background import Background
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
-from cairn.api.directories import driver_directory, sweep_leftovers
+from cairn.api.directories import driver_directory, jobmanager_directory, sweep_leftovers
 from cairn.api.event_time import refuse_second_watermark
 from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
@@ -34,7 +34,7 @@ from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
 from cairn.api.requests import actions_of
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.snapshots import find
-from cairn.api.sources import COMPACT_INTERVAL, TICKS
+from cairn.api.sources import COLLECTION, COMPACT_INTERVAL, TICKS, is_again
 from cairn.api.spark import (
     SparkCluster,
     collector,
@@ -60,6 +60,7 @@ from cairn.logs import get_logger
 from cairn.model import keygroups
 from cairn.model.ddl import key_ddl
 from cairn.model.descriptors import Time
+from cairn.model.pyflink import PyFlinkNames
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
@@ -74,7 +75,7 @@ CONFIG_VARIABLE = "CAIRN_CONFIG"
 COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 
 
-class StreamExecutionEnvironment:
+class StreamExecutionEnvironment(PyFlinkNames):
     """A job in the making. Get one with `get_execution_environment`, execute it once."""
 
     plan_hooks: ClassVar[list[Callable[[RestorePlan], None]]] = []
@@ -93,6 +94,8 @@ class StreamExecutionEnvironment:
         self._executed = False
         self._collector: Any = None
         self._stored_groups = 0
+        self._endless = False
+        """A source was added that is not known to end."""
 
     @staticmethod
     def get_execution_environment(
@@ -190,6 +193,7 @@ class StreamExecutionEnvironment:
             raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
         refuse_native_state(df)
         refuse_second_watermark(df, "from_df")
+        self._endless = True
         return DataStream(self, df)
 
     def from_source(self, source: Source, watermark: tuple[str, Time | str] | None = None) -> DataStream:
@@ -205,15 +209,20 @@ class StreamExecutionEnvironment:
             raise InvalidInputError(
                 f"from_source: watermark is a pair such as ('time', Time.seconds(10)), not {watermark!r}"
             )
+        endless = self._endless or not getattr(source, "bounded", False)
         stream = self.from_df(source.load(self.spark))
+        self._endless = endless
+        stream.bare = bool(getattr(source, "bare", False))
         return stream if watermark is None else stream._with_watermark(*watermark, "from_source")
 
     def from_collection(
         self, collection: Iterable[Any], type_info: Any = None, rows_per_epoch: int | None = None
     ) -> DataStream:
-        """A stream of the elements of a collection: tuples, or single values as a column `value`.
+        """A stream of the elements of a collection: rows (tuples, lists, dicts), or single values.
 
         `type_info` is DDL such as `"user string, n bigint"`, or one of `Types`; without it Spark infers the types.
+        Functions are given single values as they are: `env.from_collection([1, 2, 3]).map(lambda v: v + 1)`. In the
+        stream's `df` they are a column `value`.
         """
         from cairn.connectors.generated import CollectionSource  # its base classes cost the start of every worker
 
@@ -223,14 +232,19 @@ class StreamExecutionEnvironment:
         """The lines of the files in a directory, also of those that come later, in a column `value`."""
         return self.from_source(FileSource(path))
 
-    def execute(self, job_name: str) -> JobHandle:
+    def execute(self, job_name: str = "") -> JobHandle:
         """Run the job until it finishes or fails; an error of the job is raised here."""
         job = self.execute_async(job_name)
         job.await_termination()
         return job
 
-    def execute_async(self, job_name: str) -> JobHandle:
+    def execute_async(self, job_name: str = "") -> JobHandle:
         """Start the job and return at once. A job of this name that ran before goes on where it stopped."""
+        if not job_name:
+            raise InvalidInputError(
+                "a job needs a name, as in env.execute('totals'): its state is kept under it, and the next run under "
+                "the same name goes on from there"
+            )
         if self._executed:
             raise InvalidInputError("this environment was executed already; make a new one for another job")
         if not self._sinks:
@@ -239,7 +253,7 @@ class StreamExecutionEnvironment:
         parallelism, groups = self._parallelism()
         settings = self._settings
         if settings.checkpoints.storage == "jobmanager":
-            settings = replace(settings, directory=driver_directory())
+            settings = replace(settings, directory=jobmanager_directory())
         elif not settings.directory:
             settings = replace(settings, directory=DEFAULT_DIRECTORY)
             _log.warning(
@@ -278,6 +292,11 @@ class StreamExecutionEnvironment:
         self._tell(publisher, recovered, settings.restore_path, spent)
         self._start(handle, files, recovered, settings)
         return handle
+
+    def _execute_once(self, job_name: str) -> JobHandle:
+        """Start a job that nothing is kept of once the driver ends, so that the next run starts anew."""
+        self._settings = replace(self._settings, directory=driver_directory())
+        return self.execute_async(job_name)
 
     def _tell(self, publisher: Publisher, recovered: Recovered, path: str, spent_ms: float) -> None:
         sinks = [{"uid": sink.uid, "kind": sink.kind} for _, sink in self._sinks]
@@ -357,7 +376,7 @@ class StreamExecutionEnvironment:
         with query_settings(spark):
             frame = with_ticks(spark, frame) if self._timers else frame
             writer = frame.writeStream.foreachBatch(handle._guarded(batches.between(loop.run_epoch)))
-            writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger())
+            writer = writer.option("checkpointLocation", as_url(spark_folder)).trigger(**self._effective_trigger(names))
             query = writer.start()
         if handle._publisher is not None:
             vertices = [(v["id"], v["name"]) for v in self._graph or () if v["kind"] == "source"]
@@ -386,9 +405,12 @@ class StreamExecutionEnvironment:
             except Exception:  # noqa: BLE001 - a run has ended; what it leaves open hurts nobody
                 _log.exception("sink %s could not be closed", sink.uid)
 
-    def _effective_trigger(self) -> dict[str, Any]:
+    def _effective_trigger(self, sources: Sequence[str]) -> dict[str, Any]:
+        """The trigger that is set; a job whose sources are all collections ends with them, as in Flink."""
         if self._trigger:
             return self._trigger
+        if not self._endless and all(name in (TICKS, COLLECTION) or is_again(name) for name in sources):
+            return {"availableNow": True}
         return {"processingTime": "1 second" if self._timers else "0 seconds"}
 
     # Used by streams.

@@ -37,6 +37,7 @@ from cairn.errors import (
 )
 from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.pyflink import PyFlinkNames
 from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
@@ -60,7 +61,7 @@ class JobStatus(Enum):
     FAILED = "FAILED"
 
 
-class JobHandle:
+class JobHandle(PyFlinkNames):
     """A running or ended job, as `env.execute_async` returns it."""
 
     def __init__(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, MapType, NumericType, StructType
 from pyspark.sql.types import DataType as SparkType
-from pyspark.sql.types import NumericType, StructType
 
 from cairn.api.plans import (
     OutputType,
@@ -23,17 +24,20 @@ from cairn.api.plans import (
     run_operator,
     to_subtasks,
 )
+from cairn.api.results import CloseableIterator, DataStreamSink
+from cairn.api.sinks import BaseSink
 from cairn.api.spark import refuse_native_state
-from cairn.api.stream import KEY_PREFIX, DataStream, Declared, check_simple, function_name, slug
+from cairn.api.stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.simple import FilterFunction, FlatMapFunction, MapFunction
 from cairn.model.types import DataType, Types
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.builtin import RunningAggregate
 from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.reduce import Reduce
+from cairn.runtime.reduce import Accumulate, Reduce
 from cairn.runtime.simple import KeyedSimple
 from cairn.state.codec import check_key_type
 from cairn.storage import layout
@@ -41,14 +45,15 @@ from cairn.storage import layout
 if TYPE_CHECKING:
     from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.joins import IntervalJoin
-    from cairn.api.windows import WindowedStream
+    from cairn.api.windows import AllWindowedStream, WindowedStream
     from cairn.model.descriptors import Time
     from cairn.model.windows import WindowAssigner
 
+_UNORDERED = (ArrayType, MapType, StructType)
 _EXACT_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
-class KeyedStream:
+class KeyedStream(PyFlinkNames):
     """A stream partitioned by key. Operators on it have keyed state and timers."""
 
     def __init__(self, stream: DataStream, keys: tuple[str | Column, ...]) -> None:
@@ -100,16 +105,31 @@ class KeyedStream:
         """The stream's rows with the columns of key expressions."""
         return df.select("*", *self._hidden) if self._hidden else df
 
-    def _column_name(self, given: str) -> str:
-        """The column that a name means, found as Spark finds it: without regard to case unless Spark is told to."""
+    def _column_name(self, given: Any, call: str = "key_by") -> str:
+        """The column that a name or position means. Names are matched as in Spark: without regard to case unless it is
+        configured otherwise.
+        """
         names = self._user_columns
+        if isinstance(given, int) and not isinstance(given, bool):
+            if not 0 <= given < len(names):
+                raise InvalidInputError(
+                    f"{call}: there is no column at position {given}; the stream has {len(names)}, counted from 0: "
+                    f"{', '.join(names)}"
+                )
+            return names[given]
+        if not isinstance(given, str):
+            raise InvalidInputError(
+                f"{call} takes the name or the position of a column, not {type(given).__name__}; the stream has "
+                f"{', '.join(names)}"
+            )
         if given in names:
             return given
         alike = [name for name in names if name.lower() == given.lower()]
         if len(alike) == 1:
             return alike[0]
+        purpose = "to key by" if call == "key_by" else f"for {call}"
         raise InvalidInputError(
-            f"there is no column '{given}' to key by; the stream has {', '.join(names)}", column=given
+            f"there is no column '{given}' {purpose}; the stream has {', '.join(names)}", column=given
         )
 
     def process(
@@ -134,6 +154,45 @@ class KeyedStream:
         from cairn.api.connected import connect
 
         return connect(self, other)
+
+    def _rows(self) -> DataStream:
+        """The stream without its keys."""
+        names = [F.col(f"`{name}`") for name in self._user_columns]
+        if len(names) == len(self._stream.df.columns):
+            return self._stream
+        rows = self._stream.transform(lambda df: df.select(*names))
+        rows.bare = self._stream.bare
+        return rows
+
+    def key_by(self, *keys: Key | DataType, key_type: str | DataType | None = None) -> KeyedStream:
+        """The same rows by another key."""
+        return self._rows().key_by(*keys, key_type=key_type)
+
+    def union(self, *streams: DataStream) -> DataStream:
+        """The rows of this stream and of others, without a key."""
+        return self._rows().union(*streams)
+
+    def sink_to(self, sink: BaseSink, uid: str | None = None) -> DataStreamSink:
+        """Write the rows to a sink, as `DataStream.sink_to` does."""
+        return self._rows().sink_to(sink, uid)
+
+    def add_sink(self, sink_func: BaseSink, uid: str | None = None) -> DataStreamSink:
+        """The same as `sink_to`."""
+        return self.sink_to(sink_func, uid)
+
+    def print(self, sink_identifier: str = "", uid: str | None = None) -> DataStreamSink:
+        """Print the rows, as `DataStream.print` does."""
+        return self._rows().print(sink_identifier, uid)
+
+    def execute_and_collect(
+        self, job_execution_name: str | None = None, limit: int | None = None
+    ) -> CloseableIterator | list[Any]:
+        """Execute the job and iterate over the rows, as `DataStream.execute_and_collect` does."""
+        return self._rows()._execute_and_collect(job_execution_name, limit)
+
+    def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
+        """Windows over all rows, whatever their key."""
+        return self._rows().window_all(window_assigner)
 
     def interval_join(self, other: KeyedStream) -> IntervalJoin:
         """Pairs of rows with equal keys whose event times are close: `.between(lower, upper).process(...)`."""
@@ -248,23 +307,49 @@ class KeyedStream:
             return fields[0][1]
         return Types.ROW_NAMED([name for name, _ in fields], [dtype for _, dtype in fields])
 
-    def sum(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running sum of a column per key; one row (keys, `sum`) for every row. Nulls do not count."""
+    def sum(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """The running sum of a column per key, for every row. Nulls do not count.
+
+        A column that is given by name makes rows (keys, `sum`), in whole Arrow batches. One that is given by position,
+        as in PyFlink, makes rows like those of the stream: the first row of the key with the sum in that column.
+        """
         return self._aggregate("sum", column, uid, name)
 
-    def min(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running minimum of a column per key; one row (keys, `min`) for every row. Nulls do not count."""
+    def min(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """The running minimum of a column per key, for every row; by name or position, as in `sum`."""
         return self._aggregate("min", column, uid, name)
 
-    def max(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
-        """The running maximum of a column per key; one row (keys, `max`) for every row. Nulls do not count."""
+    def max(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """The running maximum of a column per key, for every row; by name or position, as in `sum`."""
         return self._aggregate("max", column, uid, name)
+
+    def min_by(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """For every row, the row of its key that has the smallest value in a column so far; the first of several."""
+        return self._accumulate("min_by", column, uid, name)
+
+    def max_by(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
+        """For every row, the row of its key that has the largest value in a column so far; the first of several."""
+        return self._accumulate("max_by", column, uid, name)
 
     def count(self, uid: str | None = None, name: str | None = None) -> DataStream:
         """The running number of rows per key; one row (keys, `count`) for every row."""
         return self._aggregate("count", None, uid, name)
 
-    def _aggregate(self, kind: str, column: str | None, uid: str | None, name: str | None) -> DataStream:
+    def _accumulate(self, kind: str, column: str | int, uid: str | None, name: str | None) -> DataStream:
+        """A reduction of whole rows by a column, as PyFlink has it."""
+        column = self._column_name(column, kind)
+        declared = self.schema[column].dataType
+        if not isinstance(declared, NumericType) and (kind == "sum" or isinstance(declared, _UNORDERED)):
+            wanted = "numbers" if kind == "sum" else "values that have an order"
+            raise InvalidInputError(
+                f"{kind}: column '{column}' has type {declared.simpleString()}, and {kind} takes {wanted}; use reduce"
+            )
+        place = self.schema.names.index(column)
+        return self.reduce(Accumulate(kind, place, self._stream.bare), uid, name or kind.title().replace("_", ""))
+
+    def _aggregate(self, kind: str, column: str | int | None, uid: str | None, name: str | None) -> DataStream:
+        if isinstance(column, int):
+            return self._accumulate(kind, column, uid, name)
         result = "bigint"
         if column is not None:
             column, ddl = self._number_column(kind, column)
@@ -278,9 +363,9 @@ class KeyedStream:
             vectorised=True, states=((kind, result),), with_keys=True,
         )  # fmt: skip
 
-    def _number_column(self, kind: str, column: str) -> tuple[str, str]:
+    def _number_column(self, kind: str, column: str | int) -> tuple[str, str]:
         """A column that can be aggregated, as the stream calls it, and its type."""
-        column = self._column_name(column)
+        column = self._column_name(column, kind)
         declared: SparkType = self._df.schema[column].dataType
         ddl = declared.simpleString()
         if not isinstance(declared, NumericType) or ddl.startswith("decimal"):

@@ -32,6 +32,8 @@ COMPACT_INTERVAL = 10
 """Spark's default of spark.sql.streaming.fileSource.log.compactInterval."""
 TICKS = "cairn-ticks"
 """The source that makes an epoch at every trigger in jobs with timers. It is always the last one."""
+COLLECTION = "cairn-script"
+"""A collection, or a script for tests. Both end."""
 FILES = "FileSource"
 """What Spark calls a source of files; the directory follows in brackets."""
 NAME_OPTION = "cairn.source"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from cairn.api.plans import (
     side_specs,
     to_subtasks,
 )
+from cairn.api.results import CloseableIterator, Collect, DataStreamSink, PrintToStdout
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
@@ -34,7 +36,8 @@ from cairn.model.descriptors import Time
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.outputs import OutputTag
 from cairn.model.process import CheckpointedFunction, ProcessFunction
-from cairn.model.simple import FilterFunction, FlatMapFunction, MapFunction
+from cairn.model.pyflink import PyFlinkNames
+from cairn.model.simple import FilterFunction, FlatMapFunction, KeySelector, MapFunction
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.kinds import PLAIN
@@ -56,8 +59,11 @@ KEY_PREFIX = "__cairn_key_"
 Declared = str | DataType | StructType
 """An output type: Spark DDL, `Types.*`, or a Spark StructType."""
 
+Key = str | Column | KeySelector | Callable[[Any], Any]
+"""What rows are keyed by: the name of a column, an expression, or a Python function of an element."""
 
-class DataStream:
+
+class DataStream(PyFlinkNames):
     """A streaming DataFrame in a job. `df` gives the DataFrame back, to be used with any Spark SQL.
 
     Use `transform` rather than `df` where an operator's output is read more than once: cairn then sees all readers
@@ -80,23 +86,26 @@ class DataStream:
     def df(self) -> DataFrame:
         return self.node.frame()
 
-    def key_by(self, *keys: str | Column | Callable[[Any], Any], key_type: str | DataType | None = None) -> KeyedStream:
+    def key_by(self, *keys: Key | DataType, key_type: str | DataType | None = None) -> KeyedStream:
         """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state.
 
-        A Python function of an element does as well: `key_by(lambda row: row[0], key_type=Types.STRING())`. Columns
-        cost less, since Spark computes them without Python.
+        A Python function of an element or a `KeySelector` does as well, with the type of its keys:
+        `key_by(lambda row: row[0], Types.STRING())`. Columns cost less, since Spark computes them without Python.
         """
         from cairn.api.keyed import KeyedStream
 
         if not keys:
             raise InvalidInputError("key_by needs at least one column")
-        if len(keys) == 1 and callable(keys[0]) and not isinstance(keys[0], (str, Column)):
+        if is_function_key(keys[0]) and key_type is None and isinstance(keys[-1], DataType) and len(keys) == 2:
+            key_type = keys[-1]
+            keys = keys[:1]
+        if len(keys) == 1 and is_function_key(keys[0]):
             return KeyedStream(self._with_selected(keys[0], key_type), (f"{KEY_PREFIX}0",))
         if key_type is not None:
             raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
         return KeyedStream(self, tuple(_checked_key(key) for key in keys))
 
-    def _with_selected(self, func: Callable[[Any], Any], key_type: str | DataType | None) -> DataStream:
+    def _with_selected(self, func: Any, key_type: str | DataType | None) -> DataStream:
         """The stream with one more column, which a function computes."""
         if key_type is None:
             raise InvalidInputError(
@@ -310,15 +319,61 @@ class DataStream:
         side_schema(output_tag)  # fails here if Spark does not know the type
         return DataStream(self.env, node=function.add_side(output_tag), bare=output_tag.bare)
 
-    def sink_to(self, sink: BaseSink, uid: str | None = None) -> None:
+    def sink_to(self, sink: BaseSink, uid: str | None = None) -> DataStreamSink:
         """Write the stream to a sink when the job runs."""
         if not isinstance(sink, BaseSink):
-            raise InvalidInputError(f"sink_to takes a sink such as FileSink, not {type(sink).__name__}")
+            raise InvalidInputError(
+                f"sink_to takes a sink such as FileSink, or ForeachEpochSink for a function of one's own, not "
+                f"{type(sink).__name__}"
+            )
         if sink.uid:
             raise InvalidInputError(f"this {type(sink).__name__} is attached already; make one sink per stream")
         refuse_native_state(self.df)
         sink.uid = self.env._claim_uid(uid, f"sink-{sink.kind}", "sink")
         self.env._add_sink(self, sink)
+        return DataStreamSink(sink)
+
+    def add_sink(self, sink_func: BaseSink, uid: str | None = None) -> DataStreamSink:
+        """The same as `sink_to`."""
+        return self.sink_to(sink_func, uid)
+
+    def print(self, sink_identifier: str = "", uid: str | None = None) -> DataStreamSink:
+        """Print the elements of committed epochs as Flink does: `value`, `subtask> value`, `prefix:subtask> value`.
+
+        All elements of an epoch come to the driver. After a crash the epoch that was under way may be missing on the
+        screen. `sink_to(PrintSink())` prints the names of columns, and only the first rows of an epoch.
+        """
+        return self.sink_to(PrintToStdout(sink_identifier, self.bare, self.env.get_parallelism()), uid)
+
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, limit: None = None) -> CloseableIterator: ...
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, *, limit: int) -> list[Any]: ...
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None, limit: int) -> list[Any]: ...
+    def execute_and_collect(
+        self, job_execution_name: str | None = None, limit: int | None = None
+    ) -> CloseableIterator | list[Any]:
+        """Execute the job, and iterate over the elements of this stream as their epochs are committed.
+
+        With `limit`, wait for so many elements (fewer if the job ends before), cancel the job and return them in a
+        list. Without a name the job is kept in a temporary directory and starts anew in every program; with one it is
+        kept like every other, and goes on where it stopped.
+        """
+        return self._execute_and_collect(job_execution_name, limit)
+
+    def _execute_and_collect(self, job_execution_name: str | None, limit: int | None) -> CloseableIterator | list[Any]:
+        if limit is not None and limit < 1:
+            raise InvalidInputError(f"execute_and_collect: limit must be 1 or more, not {limit}")
+        env = self.env
+        sink = Collect(self.bare)
+        self.sink_to(sink, uid="collect")
+        job = env._execute_once("collect") if job_execution_name is None else env.execute_async(job_execution_name)
+        elements = CloseableIterator(job, sink)
+        if limit is None:
+            return elements
+        with elements:
+            return list(itertools.islice(elements, limit))
 
 
 def _refuse_behind_windows(node: Node, call: str) -> None:
@@ -335,12 +390,19 @@ def _refuse_behind_windows(node: Node, call: str) -> None:
             )
 
 
+def is_function_key(key: Any) -> bool:
+    return isinstance(key, KeySelector) or (callable(key) and not isinstance(key, (str, Column)))
+
+
 def _checked_key(key: Any) -> str | Column:
     if isinstance(key, (str, Column)):
         return key
-    raise InvalidInputError(
-        f"a key is a column name or a Spark column, not {type(key).__name__}; a Python function must be the only one"
-    )
+    if is_function_key(key):
+        raise InvalidInputError(
+            "key_by: a Python function must be the only one among the keys, followed by their type, as in "
+            "key_by(f, Types.STRING())"
+        )
+    raise InvalidInputError(f"key_by: a key is a function, a column name or a Spark column, not {type(key).__name__}")
 
 
 def check_simple(kind: str, func: Any) -> None:

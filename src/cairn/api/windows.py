@@ -18,6 +18,7 @@ from cairn.model.ddl import as_type
 from cairn.model.descriptors import Time
 from cairn.model.functions import AggregateFunction, ReduceFunction
 from cairn.model.outputs import OutputTag
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.types import DataType
 from cairn.model.windows import (
     AllWindowFunction,
@@ -40,7 +41,7 @@ _AnyWindowFunction = (
 )
 
 
-class WindowedStream:
+class WindowedStream(PyFlinkNames):
     """The windows of a keyed stream. Made by `keyed.window(...)` and `keyed.count_window(...)`."""
 
     def __init__(self, keyed: KeyedStream, assigner: WindowAssigner[Any, Any]) -> None:
@@ -123,19 +124,19 @@ class WindowedStream:
         operator = self._plan.process(process_window_function)
         return self._run(operator, output_type, uid, name or type(process_window_function).__name__)
 
-    def sum(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
+    def sum(self, column: str | int, uid: str | None = None, name: str | None = None) -> DataStream:
         """The sum of a column in each window: keys, `window_start`, `window_end`, `sum`. Nulls do not count."""
         return self._aggregate("sum", column, uid, name)
 
-    def min(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
+    def min(self, column: str | int, uid: str | None = None, name: str | None = None) -> DataStream:
         """The minimum of a column in each window. Nulls do not count."""
         return self._aggregate("min", column, uid, name)
 
-    def max(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
+    def max(self, column: str | int, uid: str | None = None, name: str | None = None) -> DataStream:
         """The maximum of a column in each window. Nulls do not count."""
         return self._aggregate("max", column, uid, name)
 
-    def avg(self, column: str, uid: str | None = None, name: str | None = None) -> DataStream:
+    def avg(self, column: str | int, uid: str | None = None, name: str | None = None) -> DataStream:
         """The mean of a column in each window. Nulls do not count."""
         return self._aggregate("avg", column, uid, name)
 
@@ -149,7 +150,7 @@ class WindowedStream:
         """The key columns in the output of aggregations, as DDL that ends with a comma."""
         return "".join(f"`{name}` {ddl}, " for name, ddl in self._keyed._stored_key_types())
 
-    def _aggregate(self, kind: str, column: str | None, uid: str | None, name: str | None) -> DataStream:
+    def _aggregate(self, kind: str, column: str | int | None, uid: str | None, name: str | None) -> DataStream:
         keyed = self._keyed
         stream = keyed._stream
         place, ddl = -1, "bigint"

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from cairn.connectors.sources import struct_of
+from cairn.connectors.sources import declares_values, struct_of
 from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.ddl import parse_type
 
@@ -103,7 +103,15 @@ class ScriptedSource:
 
 
 class CollectionSource:
-    """The elements of a collection, `rows_per_epoch` at a time (all at once unless set)."""
+    """The elements of a collection, `rows_per_epoch` at a time (all at once unless set).
+
+    Elements of a row type, `"user string, n bigint"` or `Types.ROW(...)`, are tuples, lists or dicts. Elements of any
+    other type, `"bigint"` or `Types.LIST(Types.INT())`, are the values themselves: functions are given them bare, and
+    they make a column `value`. Without a schema, tuples, lists and dicts are rows and all else is a value.
+    """
+
+    bounded = True
+    """The stream ends with the collection."""
 
     def __init__(self, collection: Iterable[Any], schema: Any = None, rows_per_epoch: int | None = None) -> None:
         self._rows = list(collection)
@@ -112,17 +120,41 @@ class CollectionSource:
         if rows_per_epoch is not None and rows_per_epoch < 1:
             raise InvalidInputError(f"rows_per_epoch must be 1 or more, not {rows_per_epoch}")
         self.schema = schema
+        self.bare = _are_values(self._rows) if schema is None else declares_values(schema)
+        """Functions are given the elements themselves, not rows of one column."""
         self._portion = rows_per_epoch or max(1, len(self._rows))
 
     def load(self, spark: Any) -> Any:
+        rows = [(element,) for element in self._rows] if self.bare else self._rows
         schema = self.schema
         if schema is None:
-            first = [row if isinstance(row, (tuple, list, dict)) else (row,) for row in self._rows]
-            schema = spark.createDataFrame(first).schema
-            if not isinstance(self._rows[0], (tuple, list, dict)):
-                schema = struct_of(schema.fields[0].dataType.simpleString())
-        portions = [self._rows[at : at + self._portion] for at in range(0, len(self._rows), self._portion)]
+            try:
+                schema = spark.createDataFrame(rows).schema
+            except Exception as error:
+                raise InvalidInputError(
+                    f"Spark cannot infer the type of the collection's elements: {error}. Name it, as in "
+                    "from_collection(rows, 'user string, n bigint') or from_collection(values, Types.LONG())"
+                ) from error
+            if self.bare:
+                schema = schema.fields[0].dataType.simpleString()
+        portions = [rows[at : at + self._portion] for at in range(0, len(rows), self._portion)]
         return ScriptedSource(portions, schema).load(spark)
+
+
+def _are_values(elements: list[Any]) -> bool:
+    """Whether elements without a declared type are bare values rather than rows, which must have equal lengths."""
+    rows = [element for element in elements if isinstance(element, (tuple, list, dict))]
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise InvalidInputError(
+            f"the collection has rows of {lengths[0]} and of {lengths[-1]} values. Rows need equal lengths; lists that "
+            "are values themselves need a type, such as from_collection(lists, Types.LIST(Types.LONG()))"
+        )
+    if rows and len(rows) < sum(1 for element in elements if element is not None):
+        raise InvalidInputError(
+            "the collection has rows (tuples, lists, dicts) and single values; all elements must be of one type"
+        )
+    return not rows
 
 
 def _as_row(item: Any, names: Sequence[str]) -> Any:

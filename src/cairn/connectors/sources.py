@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from cairn.errors import InvalidInputError
+from cairn.model.outputs import VALUE_COLUMN
 
 _FILE_FORMATS = ("text", "csv", "json", "parquet", "orc")
 _KAFKA_FORMATS = ("raw", "string", "json")
@@ -146,6 +148,20 @@ def struct_of(schema: Any) -> Any:
 
     A type that is no row becomes one column, `value`.
     """
+    from pyspark.sql.types import StructType
+
+    declared = _spark_type(schema)
+    return declared if isinstance(declared, StructType) else StructType().add(VALUE_COLUMN, declared)
+
+
+def declares_values(schema: Any) -> bool:
+    """Whether a schema declares bare values (`bigint`, `Types.STRING()`) rather than rows."""
+    from pyspark.sql.types import StructType
+
+    return not isinstance(_spark_type(schema), StructType)
+
+
+def _spark_type(schema: Any) -> Any:
     from pyspark.sql.types import DataType, StructType
 
     if isinstance(schema, StructType):
@@ -153,8 +169,12 @@ def struct_of(schema: Any) -> Any:
     text = getattr(schema, "ddl", schema)
     if not isinstance(text, str):
         raise InvalidInputError(f"{schema!r} is no schema such as 'user string, n bigint'")
+    if "pickle" in re.split(r"\W+", text):
+        raise InvalidInputError(
+            "pickled values are no columns: name a type, such as 'user string, n bigint' or Types.LONG(), or name none "
+            "and let Spark infer it"
+        )
     try:
-        found = DataType.fromDDL(text)
+        return DataType.fromDDL(text)
     except Exception as error:
         raise InvalidInputError(f"{text!r} is no schema such as 'user string, n bigint': {error}") from error
-    return found if isinstance(found, StructType) else StructType().add("value", found)

@@ -12,6 +12,7 @@ from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.ddl import as_type
 from cairn.model.evolution import paths
 from cairn.model.functions import AggregateFunction, ReduceFunction, reducing
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.types import DataType
 
 _NAME = re.compile(r"[A-Za-z0-9][\w .\-]{0,127}", re.ASCII)
@@ -72,7 +73,7 @@ class StateVisibility(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class StateTtlConfig:
+class StateTtlConfig(PyFlinkNames):
     """Time to live of one state, counted in the processing time of the epochs. Build it with `new_builder`.
 
     A value is expired when `last access + ttl <= now`. The time is kept per value, per list element and per map
@@ -101,7 +102,7 @@ class StateTtlConfig:
         return self.ttl.to_milliseconds()
 
 
-class StateTtlConfigBuilder:
+class StateTtlConfigBuilder(PyFlinkNames):
     """PyFlink's builder. Each call returns the builder."""
 
     def __init__(self, ttl: Time) -> None:
@@ -144,6 +145,16 @@ class StateTtlConfigBuilder:
         self._at_snapshot = True
         return self
 
+    def cleanup_incrementally(self, cleanup_size: int, run_cleanup_for_every_record: bool) -> StateTtlConfigBuilder:
+        """Taken for `cleanup_full_snapshot`: expired values are removed by compaction, not row by row."""
+        return self.cleanup_full_snapshot()
+
+    def cleanup_in_rocksdb_compact_filter(
+        self, query_time_after_num_entries: int, periodic_compaction_time: Time | None = None
+    ) -> StateTtlConfigBuilder:
+        """Taken for `cleanup_full_snapshot`: expired values are removed by compaction, on every backend."""
+        return self.cleanup_full_snapshot()
+
     def disable_cleanup_in_background(self) -> StateTtlConfigBuilder:
         """Nothing runs in the background here; the call is accepted for PyFlink's sake."""
         return self
@@ -161,7 +172,7 @@ class StateKind(Enum):
     RAW = "raw"
 
 
-class StateDescriptor:
+class StateDescriptor(PyFlinkNames):
     """Base of all descriptors: `kind`, `name`, the type of what is stored, and the time to live."""
 
     kind: StateKind

@@ -13,6 +13,7 @@ from typing import Any
 
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_columns, parse_type
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.types import DataType
 
 TAG_COLUMN = "__cairn_tag"
@@ -59,7 +60,7 @@ def _is_single(ddl: str) -> bool:
     return re.fullmatch(r"\s*(\w+|(array|map|struct)\s*<.*>|\w+\s*\([\d\s,]*\))\s*", ddl, re.DOTALL) is not None
 
 
-class OutputTag:
+class OutputTag(PyFlinkNames):
     """Names a side output and its type. Two tags with one name are the same output.
 
     `ctx.output(tag, value)` or `yield tag, value` puts a value out; `stream.get_side_output(tag)` reads it.

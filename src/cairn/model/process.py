@@ -8,10 +8,11 @@ calls `close`. What must live longer belongs in state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from cairn.model.functions import KeyedProcessFunction, ListState, MapState, RuntimeContext, TimerService
+from cairn.model.functions import KeyedProcessFunction, ListState, MapState, RuntimeContext, TimeDomain, TimerService
 from cairn.model.simple import Function
+from cairn.model.typevars import IN1, IN2, KEY, OUT, VALUE, VALUE_OUT
 
 if TYPE_CHECKING:
     from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor
@@ -34,7 +35,8 @@ class ProcessFunction(Function):
 class CoProcessFunction(Function):
     """Processes the rows of two connected streams that are not keyed."""
 
-    Context = ProcessFunction.Context
+    class Context(ProcessFunction.Context, Protocol):
+        """What both methods are given."""
 
     def process_element1(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
         """A row of the first stream."""
@@ -48,8 +50,11 @@ class CoProcessFunction(Function):
 class KeyedCoProcessFunction(Function):
     """Processes the rows of two connected keyed streams: rows of either with one key share state and timers."""
 
-    Context = KeyedProcessFunction.Context
-    OnTimerContext = KeyedProcessFunction.OnTimerContext
+    class Context(KeyedProcessFunction.Context, Protocol):
+        """What `process_element1` and `process_element2` are given."""
+
+    class OnTimerContext(KeyedProcessFunction.OnTimerContext, Protocol):
+        """What `on_timer` is given."""
 
     def process_element1(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any] | None:
         """A row of the first stream."""
@@ -64,18 +69,22 @@ class KeyedCoProcessFunction(Function):
         return None
 
 
-class ReadOnlyBroadcastState(Protocol):
+class ReadOnlyBroadcastState(Protocol[KEY, VALUE_OUT]):
     """Broadcast state as the other input sees it."""
 
-    def get(self, key: Any) -> Any: ...
-    def contains(self, key: Any) -> bool: ...
-    def items(self) -> Iterator[tuple[Any, Any]]: ...
-    def keys(self) -> Iterator[Any]: ...
-    def values(self) -> Iterator[Any]: ...
+    def get(self, key: KEY) -> VALUE_OUT: ...
+    def contains(self, key: KEY) -> bool: ...
+    def items(self) -> Iterator[tuple[KEY, VALUE_OUT]]: ...
+    def keys(self) -> Iterator[KEY]: ...
+    def values(self) -> Iterator[VALUE_OUT]: ...
     def is_empty(self) -> bool: ...
-    def __getitem__(self, key: Any) -> Any: ...
-    def __contains__(self, key: Any) -> bool: ...
-    def __iter__(self) -> Iterator[Any]: ...
+    def __getitem__(self, key: KEY) -> VALUE_OUT: ...
+    def __contains__(self, key: KEY) -> bool: ...
+    def __iter__(self) -> Iterator[KEY]: ...
+
+
+class BroadcastState(MapState[KEY, VALUE], Protocol[KEY, VALUE]):
+    """Broadcast state as `process_broadcast_element` sees it."""
 
 
 class BroadcastContext(Protocol):
@@ -98,14 +107,17 @@ class ReadOnlyContext(Protocol):
     def output(self, tag: OutputTag, value: Any) -> None: ...
 
 
-class BroadcastProcessFunction(Function):
+class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
     """Processes a stream, and a broadcast stream of which every subtask sees every element.
 
     In every epoch a subtask sees all broadcast elements first, in the order of their source, then its own elements.
     """
 
-    Context = BroadcastContext
-    ReadOnlyContext = ReadOnlyContext
+    class Context(BroadcastContext, Protocol):
+        """What `process_broadcast_element` is given."""
+
+    class ReadOnlyContext(ReadOnlyContext, Protocol):
+        """What `process_element` is given."""
 
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
         """A row of the stream. Broadcast state can be read."""
@@ -116,8 +128,19 @@ class BroadcastProcessFunction(Function):
         raise TypeError(f"{type(self).__name__} must define process_broadcast_element(value, ctx)")
 
 
-class KeyedBroadcastProcessFunction(BroadcastProcessFunction):
+class KeyedBroadcastProcessFunction(BroadcastProcessFunction[IN1, IN2, OUT], Generic[KEY, IN1, IN2, OUT]):
     """As `BroadcastProcessFunction` with a keyed stream, whose side has keyed state and timers."""
+
+    class ReadOnlyContext(BroadcastProcessFunction.ReadOnlyContext, Protocol):
+        """What `process_element` is given: the key and timers as well."""
+
+        def get_current_key(self) -> Any: ...
+        def timer_service(self) -> TimerService: ...
+
+    class OnTimerContext(ReadOnlyContext, Protocol):
+        """What `on_timer` is given."""
+
+        def time_domain(self) -> TimeDomain: ...
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
         """Called with the timer's key as current key. Broadcast state can be read."""

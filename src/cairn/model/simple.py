@@ -40,6 +40,13 @@ class FlatMapFunction(Function):
         raise TypeError(f"{type(self).__name__} must define flat_map(value)")
 
 
+class KeySelector(Function):
+    """Computes the key of a value: `key_by(MySelector(), key_type=Types.STRING())`."""
+
+    def get_key(self, value: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} must define get_key(value)")
+
+
 class CoMapFunction(Function):
     """Two inputs, one value out for each value of either."""
 

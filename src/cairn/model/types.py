@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from cairn.errors import InvalidInputError, StateTypeError
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.rows import row_class
 
 
@@ -327,11 +328,16 @@ def scalar(name: str) -> DataType:
 PICKLE = DataType("pickle", Storage.BYTES, _pickle, pickle.loads)
 
 
-class Types:
+class Types(PyFlinkNames):
     """PyFlink's type names. Each gives the same `DataType` as its DDL text."""
 
     @staticmethod
     def STRING() -> DataType:
+        return scalar("string")
+
+    @staticmethod
+    def CHAR() -> DataType:
+        """A single character is a text in Python and in Spark."""
         return scalar("string")
 
     @staticmethod

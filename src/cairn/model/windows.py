@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cairn.model.functions import RuntimeContext
 from cairn.model.simple import Function
+from cairn.model.typevars import VALUE_IN, VALUE_OUT
 
 if TYPE_CHECKING:
     from cairn.model.descriptors import StateDescriptor, ValueStateDescriptor
@@ -255,8 +256,8 @@ class WindowAssigner(ABC, Generic[T, W]):
 class MergingWindowAssigner(WindowAssigner[T, W]):
     """An assigner whose windows may grow together."""
 
-    class MergeCallback(Protocol):
-        def merge(self, to_be_merged: Collection[Any], merge_result: Any) -> None: ...
+    class MergeCallback(Protocol[VALUE_IN]):
+        def merge(self, to_be_merged: Collection[VALUE_IN], merge_result: VALUE_IN) -> None: ...
 
     @abstractmethod
     def merge_windows(self, windows: Sequence[W], callback: MergingWindowAssigner.MergeCallback) -> None:
@@ -281,10 +282,10 @@ class KeyedStateStore(Protocol):
     def get_aggregating_state(self, state_descriptor: Any) -> Any: ...
 
 
-class WindowContext(Protocol):
+class WindowContext(Protocol[VALUE_OUT]):
     """What process window functions are given."""
 
-    def window(self) -> Any: ...
+    def window(self) -> VALUE_OUT: ...
     def current_processing_time(self) -> int: ...
     def current_watermark(self) -> int: ...
     def window_state(self) -> KeyedStateStore:
@@ -313,7 +314,8 @@ class AllWindowFunction(Function, Generic[IN, OUT, W]):
 class ProcessWindowFunction(Function, Generic[IN, OUT, KEY, W]):
     """Makes output of the elements of a window, with state of the window and of the key."""
 
-    Context = WindowContext
+    class Context(WindowContext[VALUE_OUT], Protocol[VALUE_OUT]):
+        """What `process` and `clear` are given."""
 
     def process(self, key: KEY, context: WindowContext, elements: Iterable[IN]) -> Iterable[OUT]:
         """Yield, or return an iterable of, rows of the output type. Called for every firing of the window."""
@@ -326,7 +328,8 @@ class ProcessWindowFunction(Function, Generic[IN, OUT, KEY, W]):
 class ProcessAllWindowFunction(Function, Generic[IN, OUT, W]):
     """As `ProcessWindowFunction`, for a stream without key."""
 
-    Context = WindowContext
+    class Context(WindowContext[VALUE_OUT], Protocol[VALUE_OUT]):
+        """What `process` and `clear` are given."""
 
     def process(self, context: WindowContext, elements: Iterable[IN]) -> Iterable[OUT]:
         raise TypeError(f"{type(self).__name__} must define process(context, elements)")

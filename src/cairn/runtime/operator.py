@@ -38,6 +38,7 @@ from cairn.model.functions import CheckpointListener, KeyedProcessFunction, Time
 from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.outputs import OutputTag, check_tag
 from cairn.model.process import CheckpointedFunction
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
 from cairn.runtime.outputs import output_builder
@@ -75,7 +76,7 @@ class Timings:
         self.spent[target] = self.spent.get(target, 0.0) + millis
 
 
-class TaskRuntimeContext:
+class TaskRuntimeContext(PyFlinkNames):
     """`RuntimeContext` of one subtask."""
 
     def __init__(

@@ -17,22 +17,29 @@ from cairn.errors import CairnError, StateMisuseError, UserFunctionError
 from cairn.model.functions import KeyedProcessFunction, RuntimeContext
 from cairn.model.manifest import EpochContext
 from cairn.model.process import KeyedCoProcessFunction
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.rows import row_class
-from cairn.model.simple import FilterFunction, FlatMapFunction, Function, MapFunction
+from cairn.model.simple import FilterFunction, FlatMapFunction, Function, KeySelector, MapFunction
 from cairn.runtime.batches import row_columns
 from cairn.runtime.exact import exact_array
 from cairn.runtime.outputs import SideSpec, output_builder
 
 SLICE_ROWS = 16 * 1024
 NOT_KEYED = "This state is only accessible by functions executed on a KeyedStream."
-_BASES: dict[str, type[Function]] = {"map": MapFunction, "filter": FilterFunction, "flat_map": FlatMapFunction}
+_METHODS: dict[str, tuple[type[Function], str]] = {
+    "map": (MapFunction, "map"),
+    "filter": (FilterFunction, "filter"),
+    "flat_map": (FlatMapFunction, "flat_map"),
+    "key": (KeySelector, "get_key"),
+}
+"""The class whose instances each kind of simple function takes, and the method that is called for every value."""
 
 
 def method_of(kind: str, function: Any) -> Callable[[Any], Any] | None:
     """What is called for every value: the method of a PyFlink-like function, or the callable itself."""
-    base = _BASES.get(kind)
-    if base is not None and isinstance(function, base):
-        return getattr(function, kind)  # type: ignore[no-any-return]
+    base, method = _METHODS[kind]
+    if isinstance(function, base):
+        return getattr(function, method)  # type: ignore[no-any-return]
     if isinstance(function, Function) or not callable(function):
         return None
     return function  # type: ignore[no-any-return]
@@ -91,7 +98,7 @@ class SimpleSpec:
     sides: tuple[SideSpec, ...] = ()
 
 
-class PlainRuntimeContext:
+class PlainRuntimeContext(PyFlinkNames):
     """`RuntimeContext` where there is no key: all but state."""
 
     def __init__(

@@ -14,6 +14,7 @@ from cairn.errors import StateMisuseError, UserFunctionError
 from cairn.model.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction, RuntimeContext, TimeDomain
 from cairn.model.manifest import NO_WATERMARK
 from cairn.model.outputs import OutputTag
+from cairn.model.pyflink import PyFlinkNames
 from cairn.model.simple import Function
 from cairn.model.windows import (
     MAX_TIME,
@@ -180,7 +181,7 @@ class WindowOperator(KeyedProcessFunction):
             self._merging.retire(view.numbers)
 
 
-class _View:
+class _View(PyFlinkNames):
     """What assigners, triggers and window functions are given: `WindowAssignerContext`, `OnMergeContext` and
     `ProcessWindowFunction.Context` in one, for one element or timer.
     """
