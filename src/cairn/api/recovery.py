@@ -60,6 +60,7 @@ from cairn.storage.manifests import (
     Runs,
     create_identity,
     load_identity,
+    refuse_foreign,
 )
 
 _log = logging.getLogger("cairn.job")
@@ -125,6 +126,9 @@ def recover(
     if identity is None:
         identity = create_identity(files, job_id, name, max_parallelism, settings.restore_path)
     _check_groups(identity, max_parallelism)
+    last = ManifestStore(files).newest_readable()
+    if last is not None:
+        refuse_foreign(last, identity, files.root)
     marked = files.exists(layout.DAMAGED)
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
     named = snapshot is not None

@@ -44,7 +44,7 @@ from cairn.model.manifest import (
 from cairn.storage import layout
 from cairn.storage.cleanup import Pins, collect, plan_garbage, without_files
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
+from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, refuse_foreign
 from cairn.storage.retry import retries_of
 
 _log = logging.getLogger("cairn.job")
@@ -176,7 +176,9 @@ class EpochLoop:
         for epoch in self._manifests.epochs():
             if current is not None:
                 try:
-                    self._known[epoch] = self._manifests.load(epoch)
+                    manifest = self._manifests.load(epoch)
+                    refuse_foreign(manifest, identity, files.root)
+                    self._known[epoch] = manifest
                 except CorruptFileError as error:  # what it named is looked after by nobody, and deleted by nobody
                     _log.warning("the manifest of epoch %d is left out: %s", epoch, error)
 
@@ -393,6 +395,7 @@ class EpochLoop:
     def _roll_forward(self, epoch: int, began: float) -> None:
         """The epoch is committed and Spark does not know yet: finish what comes after the commit."""
         manifest = self._manifests.load(epoch)
+        refuse_foreign(manifest, self._identity, self._files.root)
         if manifest.run > self._run:
             raise FencedError(
                 f"epoch {epoch} was committed by run {manifest.run}, which is newer than this run {self._run}"

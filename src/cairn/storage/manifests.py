@@ -173,6 +173,20 @@ class ManifestStore:
         return target
 
 
+def refuse_foreign(manifest: Manifest, identity: JobIdentity, root: str) -> None:
+    """Raise the error that names both jobs if a manifest is not one of the job that its directory belongs to."""
+    if manifest.incarnation == identity.incarnation:
+        return
+    path = f"{root}/{layout.epoch_path(manifest.epoch)}"
+    raise CorruptFileError(
+        f"{path} is the manifest of another job: it belongs to job '{manifest.job_id}' (incarnation "
+        f"{manifest.incarnation}), and {root}/{layout.JOB} says that this is job '{identity.job_id}' (incarnation "
+        f"{identity.incarnation}). One of the two files was copied here. Move the file away if it is the manifest, or "
+        f"bring {layout.JOB} back from a copy, then start the job again; nothing was changed.",
+        path=path,
+    )
+
+
 def load_identity(files: FileSystem) -> JobIdentity | None:
     """The job that a directory belongs to, or None for a directory without one."""
     if not files.exists(layout.JOB):
