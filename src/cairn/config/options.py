@@ -185,8 +185,9 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "cairn.errors.show-values": (
         "show_values", readers.boolean,
         (
-            "show and store the text of exceptions that functions raise, which may hold data; false leaves their type "
-            "and line, and what cairn's own errors say (the key, a value that does not fit); default true"
+            "show and store the text of exceptions that functions raise, and the row that they failed on, which may "
+            "hold data; false leaves their type and line, and what cairn's own errors say (the key, a value that does "
+            "not fit); default true"
         ),
     ),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from cairn.model.keygroups import KeyGroupRange
 from cairn.model.outputs import OutputTag
 from cairn.runtime.casts import CastError, cast_exactly
 from cairn.runtime.exact import exact_fit
-from cairn.state.codec import KeyCodec, with_groups
+from cairn.state.codec import KeyCodec, not_utf8, with_groups
 from cairn.state.slots import KeySlots
 
 GROUP_COLUMN = "__cairn_group"
@@ -226,10 +226,18 @@ def unknown_tag(operator: str, tag: OutputTag, known: Sequence[str]) -> UserFunc
 
 def row_columns(batch: pa.RecordBatch, count: int) -> list[list[Any]]:
     """The first `count` columns as lists of Python values."""
-    return [
-        column.to_pylist(maps_as_pydicts="lossy") if "map<" in str(column.type) else column.to_pylist()
-        for column in batch.columns[:count]
-    ]
+    return [_python_values(batch, place) for place in range(count)]
+
+
+def _python_values(batch: pa.RecordBatch, place: int) -> list[Any]:
+    column = batch.column(place)
+    try:
+        values: list[Any] = (
+            column.to_pylist(maps_as_pydicts="lossy") if "map<" in str(column.type) else column.to_pylist()
+        )
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"column '{batch.schema.names[place]}'", error.object) from None
+    return values
 
 
 def event_times(column: pa.Array) -> list[int | None]:

@@ -284,7 +284,13 @@ class ProcessOperator:
         held: list[pa.RecordBatch] = []
         size = 0
         for start in range(0, batch.num_rows, SLICE_ROWS):
-            outputs = self._process_slice(batch.slice(start, SLICE_ROWS), slots[start : start + SLICE_ROWS])
+            try:
+                outputs = self._process_slice(batch.slice(start, SLICE_ROWS), slots[start : start + SLICE_ROWS])
+            except InvalidInputError as error:
+                better = self.explain("the rows", error)
+                if better is None:
+                    raise
+                raise better from error
             self._take_aside(outputs)
             if outputs:
                 held.append(self._built(outputs))
@@ -408,12 +414,17 @@ class ProcessOperator:
         """The error to raise instead of one that came out of user code."""
         slot = self._slots.current[0]
         at = f"operator '{self._spec.uid}', subtask {self._subtask}, epoch {self._context.epoch}"
-        if slot is not None:
-            at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
-        from cairn.runtime.blame import facts_of, location, noted, raised
+        if isinstance(error, CairnError) and error.message.startswith(at):
+            return None  # explained where it was raised
+        from cairn.runtime.blame import facts_of, failed_row, location, noted, raised
 
         known = {"uid": self._spec.uid, "subtask": self._subtask, "epoch": self._context.epoch}
         shown = self._context.show_values
+        row = failed_row(error) if shown else ""
+        if slot is not None:
+            at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
+        if row:
+            at += f", row {row}"
         if isinstance(error, CairnError):
             if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
                 return None
