@@ -421,19 +421,18 @@ class ProcessOperator:
         known = {"uid": self._spec.uid, "subtask": self._subtask, "epoch": self._context.epoch}
         shown = self._context.show_values
         row = failed_row(error) if shown else ""
+        row = f" The row: {row}." if row else ""
         if slot is not None:
             at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
-        if row:
-            at += f", row {row}"
         if isinstance(error, CairnError):
             if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
                 return None
             # What cairn's own errors say is shown in any case, and so is the way to them.
             facts = {**known, **facts_of(error, show_values=True), **error.facts} if location(error) else error.facts
-            return noted(type(error)(f"{at}: {error.message}{location(error)}", **facts))
+            return noted(type(error)(f"{at}: {error.message}{location(error)}{row and '.'}{row}", **facts))
         return noted(
             UserFunctionError(
-                f"{at}: {where} raised {raised(error, shown)}. The last committed epoch is intact.",
+                f"{at}: {where} raised {raised(error, shown)}.{row} The last committed epoch is intact.",
                 **known,
                 **facts_of(error, show_values=shown),
             )

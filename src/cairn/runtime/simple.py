@@ -219,9 +219,9 @@ def explained(
     """The error to raise instead of one that came out of user code. `rows` has the row that it was called for."""
     from cairn.runtime.blame import facts_of, noted, raised, row_text
 
-    row = f", row {row_text(rows[0])}" if rows and context.show_values else ""
+    row = f" The row: {row_text(rows[0])}." if rows and context.show_values else ""
     made = UserFunctionError(
-        f"operator '{uid}', epoch {context.epoch}{row}: {where} raised {raised(error, context.show_values)}. The last "
+        f"operator '{uid}', epoch {context.epoch}: {where} raised {raised(error, context.show_values)}.{row} The last "
         "committed epoch is intact.",
         uid=uid,
         epoch=context.epoch,
