@@ -145,7 +145,7 @@ def recover(
             check_logs(folder, current.epoch if current is not None else -1, lambda: remedy(files, current))
     prepare()
     expected = Runs(files).newest() + 1
-    brought = _brought(snapshot, files, plan, restorer, expected, now_ms)
+    brought = _brought(snapshot, files, identity, plan, restorer, expected, now_ms)
     run = Runs(files).take(parallelism, now_ms)
     drop_stale_claims(files, identity)
     judged = snapshot
@@ -153,7 +153,7 @@ def recover(
         snapshot = _fallback(files, identity, uids, settings, thorough or marked)
     if run.run != expected or (snapshot is not None and judged is not None and snapshot.path != judged.path):
         # Names of files carry the run: under the number of another one, that one's clean-up may have deleted them.
-        brought = _brought(snapshot, files, plan, restorer, run.run, now_ms)
+        brought = _brought(snapshot, files, identity, plan, restorer, run.run, now_ms)
     manifest: Manifest | None
     if snapshot is not None:
         epoch = next_epoch(snapshot, files)  # the run before may have committed another one meanwhile
@@ -194,6 +194,7 @@ class _Brought:
 def _brought(
     snapshot: Snapshot | None,
     files: LocalFileSystem,
+    identity: JobIdentity,
     plan: RestorePlan | None,
     restorer: Restorer | None,
     run: int,
@@ -210,7 +211,7 @@ def _brought(
         target = Target(files.root, next_epoch(snapshot, files), run, max(now_ms, plan.snapshot.time_ms))
         wanted = [op for op in plan.operators if plan.snapshot.savepoint is not None or op.rewrite]
         moved = {operator.uid: restorer.mover.move(plan, operator, target) for operator in wanted}
-    return _Brought(moved, carry(snapshot, files, run, plan, moved))
+    return _Brought(moved, carry(snapshot, files, run, plan, moved, identity.job_id, identity.incarnation))
 
 
 def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | None:

@@ -262,6 +262,11 @@ def made_by(path: str) -> tuple[int, int, bool] | None:
     return None if match is None else (int(match[1]), int(match[2]), match[3] is not None)
 
 
+def token_of(path: str) -> str:
+    """What makes the name of a state file unique: the task attempt of a delta, a random token elsewhere."""
+    return path.rsplit("/", 1)[-1].split(".", 1)[0].rsplit("-", 1)[-1]
+
+
 def is_temporary(path: str) -> bool:
     """Whether a file is one that was being written when its writer died, or still is."""
     return re.fullmatch(r"\..+\.[0-9a-f]{32}\.tmp", path.rsplit("/", 1)[-1]) is not None

@@ -19,6 +19,7 @@ from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import container, layout
 from cairn.storage.container import HEAD
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.ownership import Writer
 
 _MAGIC = b"CAIRNMF"
 _decode = msgspec.msgpack.Decoder(Manifest).decode
@@ -201,6 +202,15 @@ def load_identity(files: FileSystem) -> JobIdentity | None:
             f"{where} has format {identity.format_version}; this cairn reads up to {FORMAT_VERSION}", path=where
         )
     return identity
+
+
+def writer_of(files: FileSystem, uid: str, run: int) -> Writer:
+    """Who writes state files of an operator into this job's directory."""
+    identity = load_identity(files)
+    if identity is None:
+        path = f"{files.root}/{layout.JOB}"
+        raise NotFoundError(f"{path} is missing, so state files cannot say of which job they are", path=path)
+    return Writer(identity.job_id, identity.incarnation, uid, run)
 
 
 def create_identity(
