@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cairn.api.agreement import (
@@ -126,9 +127,7 @@ def recover(
     if identity is None:
         identity = create_identity(files, job_id, name, max_parallelism, settings.restore_path)
     _check_groups(identity, max_parallelism)
-    last = ManifestStore(files).newest_readable()
-    if last is not None:
-        refuse_foreign(last, identity, files.root)
+    _refuse_foreign(files, identity)
     marked = files.exists(layout.DAMAGED)
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
     named = snapshot is not None
@@ -303,6 +302,17 @@ def _check_directory(files: LocalFileSystem, identity: JobIdentity | None, name:
             "there away",
             path=files.root,
         )
+
+
+def _refuse_foreign(files: LocalFileSystem, identity: JobIdentity) -> None:
+    """The newest manifest, by run and by epoch, must be one of this job. Damaged ones are dealt with later."""
+    store = ManifestStore(files)
+    manifests = [store.newest()]
+    with suppress(CorruptFileError, NotFoundError):
+        manifests += [store.load(epoch) for epoch in store.epochs()[-1:]]
+    for manifest in manifests:
+        if manifest is not None:
+            refuse_foreign(manifest, identity, files.root)
 
 
 def _check_groups(identity: JobIdentity | None, max_parallelism: int) -> None:

@@ -220,6 +220,7 @@ def restore(
         offsets=snapshot.offsets if plan is None else rearranged(snapshot.offsets, plan.sources, snapshot.time_ms),
         watermark=snapshot.watermark,
         time_ms=snapshot.time_ms,
+        time_reset_ms=snapshot.time_ms if checkpoint is None else checkpoint.manifest.time_reset_ms,
         operators=_operators(snapshot, plan, moved or {}, carried, epoch, same_job),
         sinks=[],
         lineage=_lineage(checkpoint) if same_job and checkpoint is not None else {},

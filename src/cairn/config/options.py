@@ -182,6 +182,27 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "web.savepoint_roots", readers.names,
         "directories (with commas) besides execution.checkpointing.savepoint-dir below which the web page may write",
     ),
+    "cairn.time.max-jump": (
+        "max_jump_ms", readers.duration,
+        (
+            "how far the clock may run ahead of the time that really passed between two epochs of a driver; an epoch "
+            "beyond it is refused; default 1 d"
+        ),
+    ),
+    "cairn.time.max-downtime": (
+        "max_downtime_ms", readers.duration,
+        (
+            "how far the clock may be ahead of the newest epoch when a job is started again; a first epoch beyond it "
+            "is refused; default 90 d"
+        ),
+    ),
+    "cairn.time.reset": (
+        "time_reset", readers.boolean,
+        (
+            "set the job's processing time back to the clock if it is ahead by more than cairn.time.max-jump, and fire "
+            "all processing-time timers; default false"
+        ),
+    ),
     "cairn.errors.show-values": (
         "show_values", readers.boolean,
         (

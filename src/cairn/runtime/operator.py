@@ -266,7 +266,8 @@ class ProcessOperator:
             element._domain = domain
             with self._explained("on_timer()"):
                 most = MOST_LAST_TIMERS if self._context.end_of_time else 0
-                self.fired += self._registry.timers[domain].fire(now, call, after_rows, most)
+                every = self._context.fire_all and domain is TimeDomain.PROCESSING_TIME
+                self.fired += self._registry.timers[domain].fire(now, call, after_rows, most, every)
         element._domain = None
         element.time = None
         self._timings.add("timers", since)

@@ -15,6 +15,7 @@
     claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
     taken/<digest>                a savepoint that the job has taken, by the SHA-256 of its metadata
     stopping/<request>            the job is being stopped with a savepoint
+    times/<epoch>-<batch time>    the processing time of an epoch that has another one than its batch
     events/<n>, stats/<n>         what happened to the job, and statistics of its epochs
     web/<run>                     where the server of a run listens
     tables/<name>/                data of `TableSink`
@@ -57,6 +58,7 @@ SOURCES = "sources"
 CLAIMS = "claims"
 TAKEN = "taken"
 STOPPING = "stopping"
+TIMES = "times"
 EVENTS = "events"
 STATS = "stats"
 WEB = "web"
@@ -183,6 +185,10 @@ def taken_path(digest: str) -> str:
 
 def stopping_path(request: str) -> str:
     return f"{STOPPING}/{checked(request, 'request id')}"
+
+
+def time_path(epoch: int, batch_ms: int) -> str:
+    return f"{TIMES}/{epoch:0{_DIGITS}d}-{batch_ms}"
 
 
 def staging_folder(uid: str, attempt: str) -> str:
