@@ -141,9 +141,8 @@ def test_the_row_that_a_function_failed_on_is_shown(tmp_path: Path) -> None:
 
 def test_a_row_is_shown_in_one_line_and_not_at_length(tmp_path: Path) -> None:
     class Fails(KeyedProcessFunction):
-        def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        def process_element(self, value: Any, ctx: Any) -> list[Any]:
             raise KeyError(1)
-            yield
 
     with harness(Fails(), tmp_path, columns="key string, n bigint, text string") as job:
         job.push(("a", 1, "\x1b[31m\n\u202e" + "x" * 10_000))
@@ -175,13 +174,11 @@ def test_functions_without_a_key_show_the_row_too() -> None:
 
 def test_both_inputs_of_a_function_show_the_row(tmp_path: Path) -> None:
     class Fails(KeyedCoProcessFunction):
-        def process_element1(self, value: Any, ctx: Any) -> Iterator[Any]:
+        def process_element1(self, value: Any, ctx: Any) -> list[Any]:
             raise LookupError("one")
-            yield
 
-        def process_element2(self, value: Any, ctx: Any) -> Iterator[Any]:
+        def process_element2(self, value: Any, ctx: Any) -> list[Any]:
             raise LookupError("two")
-            yield
 
     for number in (1, 2):
         with TwoInputHarness(
