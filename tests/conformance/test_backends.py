@@ -46,6 +46,27 @@ class TestLmdbGrows(StateBackendConformance):
         return LmdbBackend(folder)
 
 
+def test_a_reader_of_lmdb_follows_a_writer_that_adds_thousands_of_tables(tmp_path: Path) -> None:
+    """Two workers of a host have the store open: what one adds must be readable in the other, which opened it when it
+    was empty. LMDB refuses to open a folder twice in one process, so the writer is a process of its own."""
+    reader = LmdbBackend(str(tmp_path))
+    assert reader.version() is None
+    reader.apply([], "0")
+    writer = multiprocessing.get_context("spawn").Process(target=_add_tables, args=(str(tmp_path), 3000))
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == 0
+    reader.apply([], "2")
+    assert [reader.count(f"t{number}") for number in range(3000)] == [1] * 3000
+    reader.close()
+
+
+def _add_tables(folder: str, count: int) -> None:
+    backend = LmdbBackend(folder)
+    backend.apply([TableChanges(f"t{number}", puts=[(b"k", b"v")]) for number in range(count)], "1")
+    backend.close()
+
+
 def filled(folder: Path, name: str, rows: int = 2000) -> None:
     backend = load_backend(name)(str(folder))
     backend.apply([TableChanges("t", puts=[(b"%06d" % n, b"value %d" % n) for n in range(rows)])], "1")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from cairn.coordinator.acks import accept, merged_states
 from cairn.errors import EpochFailedError, IncompatibleStateError
+from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import EpochContext, StateHandle, StateSpec, TaskAck, TaskMetrics
+from cairn.model.types import Storage
+from cairn.runtime import task
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.statefile import Section, sorted_table
 
 CONTEXT = EpochContext("dir", "local", "j", "i", run=3, epoch=7, watermark=0, time_ms=0, parent=6, parent_commit="c6")
 HANDLE = StateHandle(7, 0, 63, 100, "aa", "shared/op/x.state", rows=1)
@@ -48,9 +55,25 @@ def test_another_base_refuses_the_epoch() -> None:
 
 
 def test_attempts_that_disagree_refuse_the_epoch() -> None:
-    for other in (None, msgspec.structs.replace(HANDLE, checksum="bb"), msgspec.structs.replace(HANDLE, size=101)):
+    for other in (None, msgspec.structs.replace(HANDLE, checksum="bb"), msgspec.structs.replace(HANDLE, rows=101)):
         with pytest.raises(EpochFailedError, match="two attempts of epoch 7 made different changes"):
             accept([ack(attempt=1), ack(attempt=2, handle=other)], CONTEXT, {"op": 1})
+
+
+def test_attempts_with_the_same_changes_agree_though_their_files_name_them(tmp_path: Path) -> None:
+    """A state file names the attempt that wrote it, and attempt 9 takes fewer bytes than attempt 10."""
+    handles = []
+    for attempt in (9, 10):
+        context = msgspec.structs.replace(CONTEXT, job_id="j", incarnation="i", inline_threshold=0)
+        rows = sorted_table({"key": pa.array([b"\0\0k"], pa.binary()), "value": pa.array([1], pa.int64())})
+        section = Section("s", "value", Storage.INT, False, rows)
+        files = LocalFileSystem(str(tmp_path))
+        handle, _ = task._write_delta("op", [section], KeyGroupRange(0, 3), context, attempt, files)
+        assert handle is not None
+        handles.append(handle)
+    assert handles[0].size != handles[1].size
+    accepted = accept([ack(attempt=9, handle=handles[0]), ack(attempt=10, handle=handles[1])], CONTEXT, {"op": 1})
+    assert accepted["op"][0].attempt == 10
 
 
 def test_missing_ones_refuse_the_epoch() -> None:

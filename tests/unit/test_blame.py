@@ -9,19 +9,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tests.unit.restoring import harness
 from tests.unit.test_web_rest import client_of, get
 from tests.unit.webjob import EVIL, JOB, UID, make_job
 
 from cairn.api.publishing import failure_facts
-from cairn.errors import CairnError, EpochFailedError, StateTypeError, UserFunctionError, from_traceback
+from cairn.errors import (
+    CairnError,
+    CorruptFileError,
+    EpochFailedError,
+    InvalidInputError,
+    StateTypeError,
+    UserFunctionError,
+    from_traceback,
+)
+from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
+from cairn.model.process import KeyedCoProcessFunction
 from cairn.runtime import blame
-from cairn.runtime.simple import explained
+from cairn.runtime.simple import SimpleSpec, explained, run_simple
+from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.testing.cluster import Shuffle
+from cairn.testing.inputs import TwoInputHarness
 from cairn.view.journal import Journal
 from cairn.view.words import first_line
 
@@ -114,6 +129,125 @@ def test_an_error_of_cairn_in_user_code_names_the_line_too(tmp_path: Path) -> No
     assert f"({__file__}, line " in error.message
     assert "in Checks.process_element)" in error.message
     assert carried(error).facts["function"] == "Checks.process_element"
+
+
+def test_the_row_that_a_function_failed_on_is_shown(tmp_path: Path) -> None:
+    error = failure(tmp_path, 13)
+    assert "The row: Row(key='a', n=13)." in error.message
+    assert carried(error).message == error.message
+    (tmp_path / "hidden").mkdir()
+    assert "The row" not in failure(tmp_path / "hidden", 13, show_values=False).message
+
+
+def test_a_row_is_shown_in_one_line_and_not_at_length(tmp_path: Path) -> None:
+    class Fails(KeyedProcessFunction):
+        def process_element(self, value: Any, ctx: Any) -> list[Any]:
+            raise KeyError(1)
+
+    with harness(Fails(), tmp_path, columns="key string, n bigint, text string") as job:
+        job.push(("a", 1, "\x1b[31m\n\u202e" + "x" * 10_000))
+        with pytest.raises(UserFunctionError) as caught:
+            job.run_epoch()
+    shown = caught.value.message.partition("The row: ")[2].partition(". The last committed")[0]
+    assert shown.startswith(r"Row(key='a', n=1, text='\x1b[31m\n\u202exxx")
+    assert shown.endswith("…")
+    assert len(shown) <= 501
+
+
+def test_functions_without_a_key_show_the_row_too() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [1, 2, 3], "b": ["x", "y", "z"]})
+    output = pa.schema([("a", pa.int64()), ("b", pa.string())])
+
+    def fails(value: Any) -> Any:
+        if value.a == 2:
+            raise LookupError("no")
+        return value
+
+    for kind in ("map", "filter", "flat_map", "key"):
+        spec = SimpleSpec("plain", kind, fails, ("a", "b"), output)
+        for shown in (True, False):
+            context = EpochContext("", "", "", "", 1, 7, 0, 0, show_values=shown)
+            with pytest.raises(UserFunctionError, match=r"epoch 7.* raised LookupError") as caught:
+                list(run_simple(spec, [rows], context, 0, 0))
+            assert ("The row: Row(a=2, b='y')." in caught.value.message) == shown
+
+
+def test_both_inputs_of_a_function_show_the_row(tmp_path: Path) -> None:
+    class Fails(KeyedCoProcessFunction):
+        def process_element1(self, value: Any, ctx: Any) -> list[Any]:
+            raise LookupError("one")
+
+        def process_element2(self, value: Any, ctx: Any) -> list[Any]:
+            raise LookupError("two")
+
+    for number in (1, 2):
+        with TwoInputHarness(
+            Fails(), ("k", "k"), ("k string, n bigint",) * 2, "k string", state_dir=tmp_path / str(number)
+        ) as job:
+            (job.push1 if number == 1 else job.push2)(("a", 5))
+            with pytest.raises(UserFunctionError) as caught:
+                job.run_epoch()
+        assert f"key 'a': process_element{number}() raised LookupError" in caught.value.message
+        assert "The row: Row(k='a', n=5)." in caught.value.message
+
+
+# Text that is not UTF-8. Spark keeps any bytes in a string column: `cast(X'ff' as string)`.
+
+
+@pytest.fixture
+def odd_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ÿ in the rows of a harness comes to the task as the single byte 0xff."""
+    split = Shuffle.split
+
+    def changed(self: Shuffle, batch: pa.RecordBatch, *more: int) -> Any:
+        columns = [
+            pc.replace_substring(c.cast(pa.binary()), pattern="ÿ".encode(), replacement=b"\xff").view(pa.string())
+            if pa.types.is_string(c.type)
+            else c
+            for c in batch.columns
+        ]
+        return split(self, pa.RecordBatch.from_arrays(columns, schema=batch.schema), *more)
+
+    monkeypatch.setattr(Shuffle, "split", changed)
+
+
+@pytest.mark.usefixtures("odd_bytes")
+@pytest.mark.parametrize("key_by", ["key", ["key", "n"]])
+def test_a_key_that_is_not_utf8_is_refused_by_name(tmp_path: Path, key_by: Any) -> None:
+    with harness(Checks(lambda value: value), tmp_path, key_by=key_by) as job:
+        job.push(("good", 1), ("caf\xff", 2))
+        with pytest.raises(InvalidInputError, match=r"operator 'tested', subtask \d, epoch 0") as caught:
+            job.run_epoch()
+    told = caught.value.message
+    assert "key column 'key'" in told
+    assert r"b'caf\xff'" in told
+    assert "make_valid_utf8" in told
+    assert isinstance(carried(caught.value), InvalidInputError)
+
+
+@pytest.mark.usefixtures("odd_bytes")
+def test_a_text_column_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    with harness(Checks(lambda value: value), tmp_path, columns="key string, n bigint, city string") as job:
+        job.push(("good", 1, "Ürümqi"), ("good", 2, "M\xff"))
+        with pytest.raises(InvalidInputError, match=r"operator 'tested', subtask \d, epoch 0") as caught:
+            job.run_epoch()
+    told = caught.value.message
+    assert "column 'city'" in told
+    assert r"b'M\xff'" in told
+    assert "make_valid_utf8" in told
+
+
+def test_a_text_column_of_a_plain_stream_that_is_not_utf8_is_refused_by_name() -> None:
+    text = pa.array([b"x", b"\xff\xfe"]).view(pa.string())
+    rows = pa.RecordBatch.from_arrays([pa.array([1, 2]), text], names=["a", "b"])
+    spec = SimpleSpec("plain", "map", lambda value: value, ("a", "b"), rows.schema)
+    with pytest.raises(InvalidInputError, match=r"operator 'plain', epoch 7: column 'b' .*b'\\xff\\xfe'.*make_valid"):
+        list(run_simple(spec, [rows], EpochContext("", "", "", "", 1, 7, 0, 0), 0, 0))
+
+
+def test_a_stored_key_that_is_not_utf8_is_named() -> None:
+    with pytest.raises(CorruptFileError, match=r"key column 'user'.*b'\\xff'"):
+        KeyCodec([("user", parse_type("string"))]).decode(b"\xff")
 
 
 def test_data_is_left_out_where_it_must_not_be_shown(tmp_path: Path) -> None:

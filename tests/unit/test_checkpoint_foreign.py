@@ -316,7 +316,8 @@ def test_the_command_that_verifies_refuses_it_and_names_it(original: tuple[Path,
     rewritten(job, lambda c: replace(c, manifest=with_handles(first_group=127, last_group=127)(c.manifest)))
     code, text = call("verify", str(job / "chk-1"))
     assert code == 5
-    assert "are told of it" in text
+    assert "is in the wrong place" in text
+    assert "in key groups 127 to 127 of operator 'tested' belong here" in text
     rewritten(job, lambda c: replace(c, manifest=with_handles(path="../../x.state")(c.manifest)))
     code, text = call("verify", str(job / "chk-1"))
     assert code == 5
@@ -348,7 +349,7 @@ def test_key_groups_that_are_not_those_of_the_file_are_damage(tmp_path: Path, in
         rewritten(job, lambda c: replace(c, manifest=replace(c.manifest, inlined={f"{UID}/127": bytes_of})))
     rewritten(job, lambda c: replace(c, manifest=with_handles(first_group=127, last_group=127)(c.manifest)))
     (problem,) = verified(open_snapshot(str(job / "chk-1")))
-    told = r"state 'sum' has key groups \d+ to \d+, and 127 to 127 are told of it"
+    told = r"it holds the changes of epoch 0 in key groups 0 to 127 .* in key groups 127 to 127 .* belong here"
     with pytest.raises(CorruptFileError, match=told):
         raise CorruptFileError(problem.why)
     with pytest.raises(CorruptFileError, match=told):

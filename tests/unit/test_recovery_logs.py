@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -398,6 +399,23 @@ def test_a_torn_file_of_spark_is_named_with_the_remedy(tmp_path: Path, name: str
         assert start(tmp_path / "a", shape).manifest is not None
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id":""}', '{"id":7}', "\0" * 45])
+def test_an_empty_or_damaged_identity_of_the_query_is_refused_with_the_remedy(tmp_path: Path, text: str) -> None:
+    shape = run(tmp_path / "a", 1)
+    identity = tmp_path / "a" / "spark" / "metadata"
+    identity.write_text(text)
+    runs = Runs(LocalFileSystem(str(tmp_path / "a"))).newest()
+    with pytest.raises(
+        CorruptFileError, match=r"spark/metadata.*id of Spark's query.*state of epoch 0 is intact"
+    ) as got:
+        start(tmp_path / "a", shape)
+    assert Runs(LocalFileSystem(str(tmp_path / "a"))).newest() == runs
+    command = str(got.value).partition("`")[2].partition("`")[0]
+    subprocess.run(["sh", "-c", command], check=True)
+    assert json.loads(identity.read_text())["id"]
+    assert start(tmp_path / "a", shape).manifest is not None
+
+
 def test_a_log_that_a_savepoint_does_not_name_is_refused(tmp_path: Path) -> None:
     shape, _ = with_file_log(tmp_path / "a")
     path = savepoint_of(tmp_path / "a", tmp_path / "sp")
@@ -410,6 +428,50 @@ def test_a_log_that_a_savepoint_does_not_name_is_refused(tmp_path: Path) -> None
     assert [problem.path for problem in verify(path) if problem.damage] == ["sources/0/77"]
     with pytest.raises(CorruptFileError, match=r"sources/0/77 is not part of the savepoint.*move it away"):
         restored(path, tmp_path / "b", shape)
+
+
+# Manifests of another job.
+
+
+def test_a_manifest_of_another_job_is_named_as_what_it_is(tmp_path: Path) -> None:
+    """It names files that this job does not have; they are not missing, they were never here."""
+    shape = run(tmp_path / "a", 1, 2, inline_threshold=0)
+    checkpoint_of(tmp_path / "a")
+    run(tmp_path / "b", 10, 20, 30, inline_threshold=0)
+    foreign = newest(tmp_path / "b")
+    shutil.copy(tmp_path / "b" / layout.epoch_path(2), tmp_path / "a" / layout.epoch_path(2))
+    before = Runs(LocalFileSystem(str(tmp_path / "a"))).newest()
+    with pytest.raises(CorruptFileError, match="is the manifest of another job") as got:
+        start(tmp_path / "a", shape)
+    told = str(got.value)
+    assert layout.epoch_path(2) in told
+    assert foreign.incarnation in told
+    assert newest(tmp_path / "a").incarnation in told
+    assert "missing" not in told
+    assert "Move the file away" in told
+    assert Runs(LocalFileSystem(str(tmp_path / "a"))).newest() == before
+    (tmp_path / "a" / layout.epoch_path(2)).unlink()
+    recovered = start(tmp_path / "a", shape).manifest
+    assert recovered is not None
+    assert recovered.epoch == 1
+
+
+def test_an_older_manifest_of_another_job_is_left_alone(tmp_path: Path) -> None:
+    """Retention must not delete what a foreign manifest names: it may name a file of this job."""
+    run(tmp_path / "a", 1, 2, inline_threshold=0)
+    kept = newest(tmp_path / "a")
+    run(tmp_path / "b", 10, inline_threshold=0)
+    foreign = msgspec.structs.replace(newest(tmp_path / "b"), operators=kept.operators)
+    store = ManifestStore(LocalFileSystem(str(tmp_path / "a")))
+    store.delete(0)
+    store.publish(msgspec.structs.replace(foreign, epoch=0))
+    with harness(Sum(), tmp_path / "a", inline_threshold=0, epochs_retained=1) as job:
+        for _ in range(4):
+            job.push(("a", 1))
+            job.run_epoch()
+        assert job.state("sum", "a") == 7
+    assert store.exists(0)
+    assert store.load(0).incarnation == foreign.incarnation
 
 
 # A damaged state file that a task has met.

@@ -52,6 +52,7 @@ from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
+from cairn.coordinator.epoch_time import TimeKeeper
 from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.restart import RestartPolicy
@@ -372,6 +373,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
             listener=batches.listening(handle._on_epoch),
             checkpoints=coordinator,
             source_names=names,
+            timekeeper=TimeKeeper(steady, settings.max_jump_ms, settings.max_downtime_ms, settings.time_reset),
         )
         with query_settings(spark):
             frame = with_ticks(spark, frame) if self._timers else frame

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cairn.api.agreement import (
@@ -60,6 +61,7 @@ from cairn.storage.manifests import (
     Runs,
     create_identity,
     load_identity,
+    refuse_foreign,
 )
 
 _log = get_logger("cairn.job")
@@ -125,6 +127,7 @@ def recover(
     if identity is None:
         identity = create_identity(files, job_id, name, max_parallelism, settings.restore_path)
     _check_groups(identity, max_parallelism)
+    _refuse_foreign(files, identity)
     marked = files.exists(layout.DAMAGED)
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
     named = snapshot is not None
@@ -141,7 +144,7 @@ def recover(
             check_logs(folder, current.epoch if current is not None else -1, lambda: remedy(files, current))
     prepare()
     expected = Runs(files).newest() + 1
-    brought = _brought(snapshot, files, plan, restorer, expected, now_ms)
+    brought = _brought(snapshot, files, identity, plan, restorer, expected, now_ms)
     run = Runs(files).take(parallelism, now_ms)
     drop_stale_claims(files, identity)
     judged = snapshot
@@ -149,7 +152,7 @@ def recover(
         snapshot = _fallback(files, identity, uids, settings, thorough or marked)
     if run.run != expected or (snapshot is not None and judged is not None and snapshot.path != judged.path):
         # Names of files carry the run: under the number of another one, that one's clean-up may have deleted them.
-        brought = _brought(snapshot, files, plan, restorer, run.run, now_ms)
+        brought = _brought(snapshot, files, identity, plan, restorer, run.run, now_ms)
     manifest: Manifest | None
     if snapshot is not None:
         epoch = next_epoch(snapshot, files)  # the run before may have committed another one meanwhile
@@ -190,6 +193,7 @@ class _Brought:
 def _brought(
     snapshot: Snapshot | None,
     files: LocalFileSystem,
+    identity: JobIdentity,
     plan: RestorePlan | None,
     restorer: Restorer | None,
     run: int,
@@ -206,7 +210,7 @@ def _brought(
         target = Target(files.root, next_epoch(snapshot, files), run, max(now_ms, plan.snapshot.time_ms))
         wanted = [op for op in plan.operators if plan.snapshot.savepoint is not None or op.rewrite]
         moved = {operator.uid: restorer.mover.move(plan, operator, target) for operator in wanted}
-    return _Brought(moved, carry(snapshot, files, run, plan, moved))
+    return _Brought(moved, carry(snapshot, files, run, plan, moved, identity.job_id, identity.incarnation))
 
 
 def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | None:
@@ -298,6 +302,17 @@ def _check_directory(files: LocalFileSystem, identity: JobIdentity | None, name:
             "there away",
             path=files.root,
         )
+
+
+def _refuse_foreign(files: LocalFileSystem, identity: JobIdentity) -> None:
+    """The newest manifest, by run and by epoch, must be one of this job. Damaged ones are dealt with later."""
+    store = ManifestStore(files)
+    manifests = [store.newest()]
+    with suppress(CorruptFileError, NotFoundError):
+        manifests += [store.load(epoch) for epoch in store.epochs()[-1:]]
+    for manifest in manifests:
+        if manifest is not None:
+            refuse_foreign(manifest, identity, files.root)
 
 
 def _check_groups(identity: JobIdentity | None, max_parallelism: int) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -35,10 +36,14 @@ from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifests import ManifestStore, RunRecord, Runs
+from cairn.storage.ownership import Writer
 from cairn.storage.savepoints import verify
-from cairn.storage.statefile import StateFile
+from cairn.storage.statefile import handed_over
 
 _log = get_logger("cairn.checkpoint")
+_MANY_FILES = 256
+_READERS = 16
+"""From so many files on, a start looks at so many of them at a time."""
 
 
 def snapshot_damage(snapshot: Snapshot) -> str:
@@ -50,35 +55,68 @@ def snapshot_damage(snapshot: Snapshot) -> str:
 
 
 def damage(files: FileSystem, manifest: Manifest, thorough: bool = False, checkpoint: Checkpoint | None = None) -> str:
-    """What is missing or damaged of what a manifest needs; empty if nothing is. `thorough` reads every byte.
+    """What is missing, damaged or in the wrong place of what a manifest needs; empty if nothing is.
 
-    Storage that fails is no damage: its error is raised.
+    Names, sizes, footers and owners of all files are compared; `thorough` reads every byte. Storage that fails is no
+    damage: its error is raised.
     """
+    named = [(operator.uid, handle) for operator in manifest.operators for handle in operator.chain]
     state_files = StateFiles(files, manifest)
-    manifests = ManifestStore(files)
-    for operator in manifest.operators:
-        for handle in operator.chain:
-            where = f"{files.root}/{handle.path or layout.epoch_path(handle.epoch)} of operator '{operator.uid}'"
-            try:
-                if not handle.path and checkpoint is not None:
-                    data = checkpoint.inlined_bytes(operator.uid, handle)
-                    if data is None:
-                        return f"{where}: its bytes are not in the checkpoint"
+
+    def wrong(uid: str, handle: StateHandle) -> str:
+        where = f"{files.root}/{handle.path or layout.epoch_path(handle.epoch)} of operator '{uid}'"
+        try:
+            if not handle.path:
+                if checkpoint is None:
+                    return ""  # looked at below, one manifest after the other
+                data = checkpoint.inlined_bytes(uid, handle)
+                if data is None:
+                    return f"{where}: its bytes are not in the checkpoint"
+                file = state_files.inlined(uid, handle, data, "in the checkpoint")
+            elif not files.exists(handle.path):
+                return f"{where} is missing"
+            elif files.local_path(handle.path) is None and not thorough:
+                return ""  # it could only be read whole
+            else:
+                file = state_files.open(uid, handle)
+            if thorough:
+                file.verify(handle.groups)
+        except (CorruptFileError, NotFoundError) as error:
+            return f"{where}: {error}"
+        return ""
+
+    if len(named) < _MANY_FILES:
+        problems = (wrong(uid, handle) for uid, handle in named)
+        first = next(filter(None, problems), "")
+    else:  # each is a wait for the storage, and hardly any work
+        with ThreadPoolExecutor(_READERS, "cairn-start") as pool:
+            first = next(filter(None, pool.map(lambda pair: wrong(*pair), named)), "")
+    return first or ("" if checkpoint is not None else _inlined_damage(files, manifest, named, thorough))
+
+
+def _inlined_damage(
+    files: FileSystem, manifest: Manifest, named: Sequence[tuple[str, StateHandle]], thorough: bool
+) -> str:
+    """The same for the bytes that manifests hold. Each manifest is read once, and one at a time: they may be large."""
+    for epoch in sorted(manifest.inline_epochs()):
+        where = f"{files.root}/{layout.epoch_path(epoch)}"
+        try:
+            holder = manifest if epoch == manifest.epoch else ManifestStore(files).load(epoch)
+            if holder.incarnation != manifest.incarnation:
+                return (
+                    f"{where} is the manifest of another job, {holder.job_id!r} (incarnation {holder.incarnation}; "
+                    f"this job: {manifest.incarnation}), and epoch {manifest.epoch} needs state of this job's"
+                )
+            state_files = StateFiles(files, holder)
+            for uid, handle in named:
+                if not handle.path and handle.epoch == epoch:
+                    file = state_files.open(uid, handle)
                     if thorough:
-                        StateFile(data, "in the checkpoint", handle.checksum, handle.size).verify(handle.groups)
-                    continue
-                if handle.path:
-                    path = files.local_path(handle.path)
-                    if not files.exists(handle.path):
-                        return f"{where} is missing"
-                    if path is not None and os.path.getsize(path) != handle.size:
-                        return f"{where} has {os.path.getsize(path)} bytes instead of {handle.size}"
-                elif handle.epoch != manifest.epoch and not manifests.exists(handle.epoch):
-                    return f"{where} is missing"
-                if thorough:
-                    state_files.open(operator.uid, handle).verify(handle.groups)
-            except (CorruptFileError, NotFoundError, FileNotFoundError) as error:
-                return f"{where}: {error}"
+                        file.verify(handle.groups)
+        except NotFoundError:
+            return f"{where} is missing"
+        except CorruptFileError as error:
+            return f"{where}: {error}"
     return ""
 
 
@@ -165,7 +203,7 @@ def restore(
     Without a plan everything is taken as it is. `moved` has what was written anew, and `carried` what `carry` gave.
     """
     if carried is None:
-        carried = carry(snapshot, files, run.run, plan, moved or {})
+        carried = carry(snapshot, files, run.run, plan, moved or {}, job_id, incarnation)
     epoch = next_epoch(snapshot, files) if epoch is None else epoch
     checkpoint = snapshot.checkpoint
     same_job = checkpoint is not None and snapshot.files.root == files.root
@@ -182,6 +220,7 @@ def restore(
         offsets=snapshot.offsets if plan is None else rearranged(snapshot.offsets, plan.sources, snapshot.time_ms),
         watermark=snapshot.watermark,
         time_ms=snapshot.time_ms,
+        time_reset_ms=snapshot.time_ms if checkpoint is None else checkpoint.manifest.time_reset_ms,
         operators=_operators(snapshot, plan, moved or {}, carried, epoch, same_job),
         sinks=[],
         lineage=_lineage(checkpoint) if same_job and checkpoint is not None else {},
@@ -236,6 +275,8 @@ def carry(
     run: int,
     plan: RestorePlan | None,
     moved: Mapping[str, list[StateHandle]],
+    job_id: str,
+    incarnation: str,
 ) -> dict[str, list[StateHandle]]:
     """The chains of a checkpoint as the restored job names them, by the job's uids; files are copied where need be.
 
@@ -244,15 +285,14 @@ def carry(
     checkpoint = snapshot.checkpoint
     if checkpoint is None:
         return {}
-    same_job = snapshot.files.root == files.root
+    own = snapshot.files.root == files.root and checkpoint.manifest.incarnation == incarnation
     found = {}
     for operator in checkpoint.manifest.operators:
         target = _target(operator.uid, plan)
         if target is not None and target not in moved:
-            kept = same_job and target == operator.uid
-            found[target] = [
-                _carried(snapshot, files, run, operator.uid, target, handle, kept) for handle in operator.chain
-            ]
+            kept = own and target == operator.uid
+            writer = Writer(job_id, incarnation, target, run)
+            found[target] = [_carried(snapshot, files, writer, operator.uid, handle, kept) for handle in operator.chain]
     return found
 
 
@@ -321,19 +361,22 @@ def _numbers(files: LocalFileSystem, log: str) -> list[int]:
 
 
 def _carried(
-    snapshot: Snapshot, files: LocalFileSystem, run: int, uid: str, target: str, handle: StateHandle, kept: bool
+    snapshot: Snapshot, files: LocalFileSystem, writer: Writer, uid: str, handle: StateHandle, kept: bool
 ) -> StateHandle:
-    """A handle as the restored job names it. Only shared files of the same job and operator are taken as they are."""
+    """A handle as the restored job names it. Only shared files of the same job and operator are taken as they are; a
+    copy of any other says that it belongs to the restored job."""
     if kept and handle.path.startswith(f"{layout.SHARED}/"):
         return handle
     if snapshot.checkpoint is None:
         raise InternalError(f"{snapshot.path} has no state files")
     token = uuid.uuid4().hex[:8]
-    path = layout.snapshot_path(target, handle.epoch, run, handle.first_group, token)
+    path = layout.snapshot_path(writer.uid, handle.epoch, writer.run, handle.first_group, token)
     if not handle.snapshot:
-        path = layout.restored_delta_path(target, handle.epoch, run, handle.first_group, token)
+        path = layout.restored_delta_path(writer.uid, handle.epoch, writer.run, handle.first_group, token)
     data = snapshot.files.read(handle.path) if handle.path else snapshot.checkpoint.inlined_bytes(uid, handle)
     if data is None:
         raise CorruptFileError(f"{snapshot.path} lacks the state of operator '{uid}'", uid=uid)
+    owner = writer.owner(path, handle.epoch, handle.groups, handle.snapshot)
+    data = handed_over(data, f"{snapshot.path}, {handle.path or 'inlined state'}", handle, owner)
     files.create(path, data)
-    return msgspec.structs.replace(handle, path=path)
+    return msgspec.structs.replace(handle, path=path, size=len(data))

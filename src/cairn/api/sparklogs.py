@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import uuid
 import zlib
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from cairn.logs import get_logger
 from cairn.model.manifest import NO_WATERMARK
 from cairn.storage import layout, regular
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.view.words import shell_word
 
 _log = get_logger("cairn.job")
 _MAGIC = b"crc\0"
@@ -84,6 +86,7 @@ def check_logs(folder: str, epoch: int, remedy: Callable[[], str]) -> None:
     were compared with its manifest; `remedy` says what can be done about any of it. What lies before that epoch is not
     looked at: Spark does not read it.
     """
+    _check_query_id(os.path.join(folder, "metadata"), remedy)
     for log, first, told in (
         ("offsets", epoch + 1, "no epoch was committed for it, so it can be moved away: the epoch is planned anew"),
         ("commits", epoch - 1, "its epoch has a manifest, so it can be moved away: the epoch is rolled forward"),
@@ -97,6 +100,26 @@ def check_logs(folder: str, epoch: int, remedy: Callable[[], str]) -> None:
         for name in sorted(os.listdir(place)) if os.path.isdir(place) else ():
             if _ENTRY.fullmatch(name):
                 _check_source(os.path.join(place, name), remedy)
+
+
+def _check_query_id(path: str, remedy: Callable[[], str]) -> None:
+    """`metadata` has the id of Spark's query as a JSON object, and nothing else."""
+    try:
+        document = json.loads(read_log(path))
+        if isinstance(document, dict) and isinstance(document.get("id"), str) and document["id"]:
+            return
+    except FileNotFoundError:
+        return
+    except (CorruptFileError, ValueError, RecursionError):
+        pass
+    checksums = shell_word(_checksums(path))
+    line = shell_word(json.dumps({"id": str(uuid.uuid4())}))
+    raise CorruptFileError(
+        f"{path}, which has the id of Spark's query, is empty or damaged, and Spark could not start from it. Bring it "
+        f"back from a copy, or write a new id, on which nothing in the job depends: `echo {line} > {shell_word(path)}; "
+        f"rm -f {checksums}`. Nothing was changed; {remedy()}",
+        path=path,
+    )
 
 
 def _numbers(folder: str) -> list[int]:

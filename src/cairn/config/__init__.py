@@ -155,6 +155,8 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoints.interval_ms": (
         lambda ms: ms <= 0 or ms >= MIN_CHECKPOINT_MS, f"at least {MIN_CHECKPOINT_MS} ms, or 0 for no checkpoints",
     ),
+    "max_jump_ms": _at_least(60_000, " ms"),
+    "max_downtime_ms": _at_least(60_000, " ms"),
     "checkpoints.mode": _one_of(MODES),
     "checkpoints.timeout_ms": _at_least(MIN_CHECKPOINT_MS, " ms"),
     "checkpoints.min_pause_ms": _at_least(0, " ms"),

@@ -182,11 +182,33 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "web.savepoint_roots", readers.names,
         "directories (with commas) besides execution.checkpointing.savepoint-dir below which the web page may write",
     ),
+    "cairn.time.max-jump": (
+        "max_jump_ms", readers.duration,
+        (
+            "how far the clock may run ahead of the time that really passed between two epochs of a driver; an epoch "
+            "beyond it is refused; default 1 d"
+        ),
+    ),
+    "cairn.time.max-downtime": (
+        "max_downtime_ms", readers.duration,
+        (
+            "how far the clock may be ahead of the newest epoch when a job is started again; a first epoch beyond it "
+            "is refused; default 90 d"
+        ),
+    ),
+    "cairn.time.reset": (
+        "time_reset", readers.boolean,
+        (
+            "set the job's processing time back to the clock if it is ahead by more than cairn.time.max-jump, and fire "
+            "all processing-time timers; default false"
+        ),
+    ),
     "cairn.errors.show-values": (
         "show_values", readers.boolean,
         (
-            "show and store the text of exceptions that functions raise, which may hold data; false leaves their type "
-            "and line, and what cairn's own errors say (the key, a value that does not fit); default true"
+            "show and store the text of exceptions that functions raise, and the row that they failed on, which may "
+            "hold data; false leaves their type and line, and what cairn's own errors say (the key, a value that does "
+            "not fit); default true"
         ),
     ),
 }  # fmt: skip

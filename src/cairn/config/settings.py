@@ -100,6 +100,9 @@ class Settings:
     compaction_chain: int = 32
     epochs_retained: int = 10
     show_values: bool = True
+    max_jump_ms: int = 86_400_000
+    max_downtime_ms: int = 90 * 86_400_000
+    time_reset: bool = False
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     restart: RestartSettings = field(default_factory=RestartSettings)
     web: WebSettings = field(default_factory=WebSettings)

@@ -53,7 +53,8 @@ def accept(acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[
 
 
 def _changes(ack: TaskAck) -> tuple[str, int] | None:
-    return None if ack.handle is None else (ack.handle.checksum, ack.handle.size)
+    """The checksum covers all that the attempt changed. The size does not serve: a file also names its attempt."""
+    return None if ack.handle is None else (ack.handle.checksum, ack.handle.rows)
 
 
 def merged_states(acks: Iterable[TaskAck]) -> list[StateSpec]:

@@ -27,6 +27,7 @@ import msgspec
 from cairn.config import Settings
 from cairn.coordinator.acks import accept, merged_states
 from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.epoch_time import EpochTime, TimeKeeper, time_of
 from cairn.coordinator.offsets import OffsetEntry, Offsets
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.logs import get_logger
@@ -44,7 +45,7 @@ from cairn.model.manifest import (
 from cairn.storage import layout
 from cairn.storage.cleanup import Pins, collect, plan_garbage, without_files
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs
+from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, refuse_foreign
 from cairn.storage.retry import retries_of
 
 _log = get_logger("cairn.job")
@@ -150,7 +151,9 @@ class EpochLoop:
         listener: Callable[[EpochReport], None] | None = None,
         checkpoints: Checkpoints | None = None,
         source_names: Sequence[str] = (),
+        timekeeper: TimeKeeper | None = None,
     ) -> None:
+        self._timekeeper = timekeeper
         self._source_names = list(source_names)
         self.draining = False
         """Set before the last epoch of a job that is drained: it runs at the end of event time."""
@@ -176,7 +179,9 @@ class EpochLoop:
         for epoch in self._manifests.epochs():
             if current is not None:
                 try:
-                    self._known[epoch] = self._manifests.load(epoch)
+                    manifest = self._manifests.load(epoch)
+                    refuse_foreign(manifest, identity, files.root)
+                    self._known[epoch] = manifest
                 except CorruptFileError as error:  # what it named is looked after by nobody, and deleted by nobody
                     _log.warning("the manifest of epoch %d is left out: %s", epoch, error)
 
@@ -212,8 +217,9 @@ class EpochLoop:
 
         # 2. context
         entry = self._offsets.read(epoch)
+        moment = time_of(self._timekeeper, epoch, entry.time_ms, self.current)
         carried = self._checkpoints.epoch_began(epoch, entry.text) if self._checkpoints is not None else 0
-        context = self._context(epoch, entry.watermark, entry.time_ms, carried)
+        context = self._context(epoch, entry.watermark, moment, carried)
         self._cluster.announce(msgspec.msgpack.encode(context))
         self.step("announced", epoch)
 
@@ -256,6 +262,8 @@ class EpochLoop:
                 return
             self._manifests.publish(manifest)
         self.current = self._known[epoch] = manifest
+        if self._timekeeper is not None:
+            self._timekeeper.committed(manifest)
         phases["commit"] = time.perf_counter() - since
         self.step("committed", epoch)
         self._runs.check(self._run)
@@ -281,8 +289,9 @@ class EpochLoop:
         """Called between the steps; the place where tests stop the world."""
         _log.debug("epoch %d: %s", epoch, name)
 
-    def _context(self, epoch: int, watermark: int, time_ms: int, checkpoint: int = 0) -> EpochContext:
+    def _context(self, epoch: int, watermark: int, moment: EpochTime, checkpoint: int = 0) -> EpochContext:
         current = self.current
+        reset_ms = current.time_reset_ms if current is not None else 0
         return EpochContext(
             job_dir=self._files.root,
             local_dir=self._settings.local_directory,
@@ -294,7 +303,9 @@ class EpochLoop:
             watermark=END_OF_TIME if self.draining else self._watermark(watermark),
             row_watermark=self._watermark(watermark) if self.draining else None,
             end_of_time=self.draining,
-            time_ms=max(time_ms, current.time_ms) if current is not None else time_ms,
+            time_ms=moment.time_ms,
+            time_reset_ms=moment.time_ms if moment.reset else reset_ms,
+            fire_all=moment.reset,
             parent=current.epoch if current is not None else -1,
             parent_commit=current.commit_id if current is not None else "",
             inline_threshold=self._settings.inline_threshold,
@@ -353,6 +364,7 @@ class EpochLoop:
             offsets=entry.text,
             watermark=self._watermark(entry.watermark),  # that of the sources, also when the job is drained
             time_ms=context.time_ms,
+            time_reset_ms=context.time_reset_ms,
             operators=operators,
             sinks=committables,
             lineage=_lineage(current, operators),
@@ -373,7 +385,9 @@ class EpochLoop:
     def _removed_as_void(self, epoch: int) -> bool:
         """Whether the manifest of an epoch was void, and is deleted: a newer run than the one that wrote it has
         committed epochs since, so that nobody goes on from it."""
-        if self.current is None or self._manifests.load(epoch).run >= self.current.run:
+        manifest = self._manifests.load(epoch)
+        refuse_foreign(manifest, self._identity, self._files.root)
+        if self.current is None or manifest.run >= self.current.run:
             return False
         _log.warning("the manifest of epoch %d was written by a run that had been overtaken; it is deleted", epoch)
         self._manifests.delete(epoch)
@@ -393,6 +407,7 @@ class EpochLoop:
     def _roll_forward(self, epoch: int, began: float) -> None:
         """The epoch is committed and Spark does not know yet: finish what comes after the commit."""
         manifest = self._manifests.load(epoch)
+        refuse_foreign(manifest, self._identity, self._files.root)
         if manifest.run > self._run:
             raise FencedError(
                 f"epoch {epoch} was committed by run {manifest.run}, which is newer than this run {self._run}"

@@ -142,6 +142,9 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     that it made. See `gave_up`."""
     origin: str = ""
     """The snapshot that the job was last told to start from, `<path>#<checksum>`; later epochs carry it on."""
+    time_reset_ms: int = 0
+    """The time that processing time was last set back to; 0: never. Stored times that lie in the future count as this
+    one; later epochs carry it on."""
     garbage: Garbage = Garbage()
     """What may be deleted once this manifest is committed. Nothing else is ever deleted while a job runs."""
     checkpoints: list[int] | None = None
@@ -215,6 +218,10 @@ class EpochContext(msgspec.Struct, frozen=True, omit_defaults=True):
     """The watermark up to the last row of that epoch, where it is another one than in the end."""
     own_stores: bool = False
     """Without local recovery: working stores are this run's own, and those of earlier runs are removed."""
+    time_reset_ms: int = 0
+    """As in the manifest."""
+    fire_all: bool = False
+    """Processing time was set back to the time of this epoch: all processing-time timers fire."""
     write_portion: int = 0
     """Bytes that one call to the storage writes; 0 for all at once."""
 

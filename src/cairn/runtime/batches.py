@@ -18,7 +18,7 @@ from cairn.model.outputs import OutputTag
 from cairn.runtime.casts import CastError, cast_exactly
 from cairn.runtime.exact import exact_fit
 from cairn.runtime.values import arrow_column, python_values
-from cairn.state.codec import KeyCodec, with_groups
+from cairn.state.codec import KeyCodec, not_utf8, with_groups
 from cairn.state.slots import KeySlots
 
 GROUP_COLUMN = "__cairn_group"
@@ -227,7 +227,14 @@ def unknown_tag(operator: str, tag: OutputTag, known: Sequence[str]) -> UserFunc
 
 def row_columns(batch: pa.RecordBatch, count: int) -> list[list[Any]]:
     """The first `count` columns as lists of Python values."""
-    return list(map(python_values, batch.columns[:count]))
+    return [_python_values(batch, place) for place in range(count)]
+
+
+def _python_values(batch: pa.RecordBatch, place: int) -> list[Any]:
+    try:
+        return python_values(batch.column(place))
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"column '{batch.schema.names[place]}'", error.object) from None
 
 
 def event_times(column: pa.Array) -> list[int | None]:

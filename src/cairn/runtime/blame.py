@@ -17,6 +17,7 @@ from cairn.errors import CairnError, facts_note
 
 MOST_FRAMES = 40
 MOST_TEXT = 8000
+MOST_ROW = 500
 _LINE = 500
 _CAIRN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SPARK = (f"{os.sep}pyspark{os.sep}", f"{os.sep}py4j{os.sep}", "pyspark.zip", "py4j-")
@@ -74,6 +75,26 @@ def _package(file: str) -> str:
         if path.startswith(root):
             return root + path[len(root) :].split(os.sep, 1)[0]
     return path
+
+
+def failed_row(error: BaseException) -> str:
+    """The row that an operator was working on when user code raised, as text; empty where it worked on none.
+
+    Every loop over rows calls its variable `row`. Reading it out of the frame costs nothing while nothing fails.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_CAIRN):
+        variables = trace.tb_frame.f_locals
+        if "row" in variables:
+            return row_text(variables["row"])
+        trace = trace.tb_next
+    return ""
+
+
+def row_text(row: Any) -> str:
+    """A row in one line of bounded length; `repr` escapes what a terminal would act upon."""
+    text = repr(row)
+    return text if len(text) <= MOST_ROW else f"{text[:MOST_ROW]}…"
 
 
 def place(frame: Frame) -> str:

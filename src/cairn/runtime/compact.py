@@ -12,6 +12,7 @@ from cairn.state.files import StateFiles
 from cairn.storage import layout
 from cairn.storage.compaction import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem
+from cairn.storage.manifests import writer_of
 from cairn.storage.retry import RetryingFileSystem
 
 
@@ -28,7 +29,8 @@ def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list
     files = RetryingFileSystem(open_filesystem(job_dir))
     groups = KeyGroupRange(first, last)
     handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
-    state_files = StateFiles(files, None)
+    writer = writer_of(files, uid, run)
+    state_files = StateFiles(files, None, writer.incarnation)
     specs = {spec.name: spec for spec in operator.states}
     made = []
     for covered, sections in compact(lambda handle: state_files.open(uid, handle), handles, groups, specs, time_ms):
@@ -37,5 +39,5 @@ def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list
             path = layout.full_snapshot_path(checkpoint, uid, covered.start, run, token)
         else:
             path = layout.snapshot_path(uid, epoch, run, covered.start, token)
-        made.append(msgspec.msgpack.encode(write_snapshot(files, path, epoch, covered, sections)))
+        made.append(msgspec.msgpack.encode(write_snapshot(files, path, epoch, covered, sections, writer)))
     return made

@@ -114,7 +114,8 @@ class UnkeyedOperator(ProcessOperator):
 def _elements(columns: list[pa.Array], spec: InputSpec) -> tuple[list[Any], list[Any]]:
     """The elements of one input and their event times."""
     count = len(columns[0]) if columns else 0
-    batch = pa.RecordBatch.from_arrays(columns, names=[str(i) for i in range(len(columns))])
+    names = [*spec.columns, *map(str, range(len(spec.columns), len(columns)))]
+    batch = pa.RecordBatch.from_arrays(columns, names=names)
     values = row_columns(batch, len(spec.columns))
     rows = values[0] if spec.bare else list(map(row_class(spec.columns), zip(*values, strict=True)))
     times: list[Any] = [None] * count if spec.event_time < 0 else list(event_times(columns[spec.event_time]))

@@ -267,7 +267,8 @@ class ProcessOperator:
             element._domain = domain
             with self._explained("on_timer()"):
                 most = MOST_LAST_TIMERS if self._context.end_of_time else 0
-                self.fired += self._registry.timers[domain].fire(now, call, after_rows, most)
+                every = self._context.fire_all and domain is TimeDomain.PROCESSING_TIME
+                self.fired += self._registry.timers[domain].fire(now, call, after_rows, most, every)
         element._domain = None
         element.time = None
         self._timings.add("timers", since)
@@ -285,7 +286,13 @@ class ProcessOperator:
         held: list[pa.RecordBatch] = []
         size = 0
         for start in range(0, batch.num_rows, SLICE_ROWS):
-            outputs = self._process_slice(batch.slice(start, SLICE_ROWS), slots[start : start + SLICE_ROWS])
+            try:
+                outputs = self._process_slice(batch.slice(start, SLICE_ROWS), slots[start : start + SLICE_ROWS])
+            except InvalidInputError as error:
+                better = self.explain("the rows", error)
+                if better is None:
+                    raise
+                raise better from error
             self._take_aside(outputs)
             if outputs:
                 held.append(self._built(outputs))
@@ -409,21 +416,25 @@ class ProcessOperator:
         """The error to raise instead of one that came out of user code."""
         slot = self._slots.current[0]
         at = f"operator '{self._spec.uid}', subtask {self._subtask}, epoch {self._context.epoch}"
-        if slot is not None:
-            at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
-        from cairn.runtime.blame import facts_of, location, noted, raised
+        if isinstance(error, CairnError) and error.message.startswith(at):
+            return None  # explained where it was raised
+        from cairn.runtime.blame import facts_of, failed_row, location, noted, raised
 
         known = {"uid": self._spec.uid, "subtask": self._subtask, "epoch": self._context.epoch}
         shown = self._context.show_values
+        row = failed_row(error) if shown else ""
+        row = f" The row: {row}." if row else ""
+        if slot is not None:
+            at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
         if isinstance(error, CairnError):
             if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
                 return None
             # What cairn's own errors say is shown in any case, and so is the way to them.
             facts = {**known, **facts_of(error, show_values=True), **error.facts} if location(error) else error.facts
-            return noted(type(error)(f"{at}: {error.message}{location(error)}", **facts))
+            return noted(type(error)(f"{at}: {error.message}{location(error)}{row and '.'}{row}", **facts))
         return noted(
             UserFunctionError(
-                f"{at}: {where} raised {raised(error, shown)}. The last committed epoch is intact.",
+                f"{at}: {where} raised {raised(error, shown)}.{row} The last committed epoch is intact.",
                 **known,
                 **facts_of(error, show_values=shown),
             )

@@ -73,6 +73,8 @@ class StateRegistry:
                 handle = AggregatingState(of_value, descriptor)
             else:
                 handle = value_state(of_value)
+        if table.ttl is not None and self._context.time_reset_ms:
+            table.ttl.reset = self._context.time_reset_ms
         self._tables[descriptor.name] = table
         self._handles[descriptor.name] = handle
         self.specs[spec.name] = spec

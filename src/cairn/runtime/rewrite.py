@@ -26,6 +26,7 @@ from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.compaction import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem
+from cairn.storage.manifests import writer_of
 from cairn.storage.statefile import Section, StateFile
 
 
@@ -57,11 +58,12 @@ def rewrite_range(work: RewriteWork) -> list[bytes]:
     files = open_filesystem(work.job_dir)
     handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
     specs = {spec.name: spec for spec in operator.states}
+    writer = writer_of(files, work.uid, work.run)
     made = []
     for covered, sections in compact(_opener(work, operator.uid), handles, groups, specs, work.now_ms):
         path = layout.snapshot_path(work.uid, work.epoch, work.run, covered.start, uuid.uuid4().hex[:8])
         rewritten = list(_rewritten(work, operator, specs, sections))
-        made.append(msgspec.msgpack.encode(write_snapshot(files, path, work.epoch, covered, rewritten)))
+        made.append(msgspec.msgpack.encode(write_snapshot(files, path, work.epoch, covered, rewritten, writer)))
     return made
 
 
@@ -98,8 +100,8 @@ def _rewritten(
 
 def _opener(work: RewriteWork, uid: str) -> Callable[[StateHandle], StateFile]:
     files = open_filesystem(work.source_dir)
-    state_files = StateFiles(files, None)
     checkpoint = CheckpointStore(files).load(work.checkpoint)
+    state_files = StateFiles(files, None, checkpoint.manifest.incarnation)
 
     def opened(handle: StateHandle) -> StateFile:
         if handle.path:
@@ -107,6 +109,6 @@ def _opener(work: RewriteWork, uid: str) -> Callable[[StateHandle], StateFile]:
         data = checkpoint.inlined_bytes(uid, handle)
         if data is None:
             raise CorruptFileError(f"{checkpoint.info.path} lacks the state of operator '{uid}'", uid=uid)
-        return StateFile(data, f"inlined in checkpoint {work.checkpoint}", handle.checksum, handle.size)
+        return state_files.inlined(uid, handle, data, f"inlined in checkpoint {work.checkpoint}")
 
     return opened

@@ -32,6 +32,7 @@ from cairn.storage import compaction, layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.compaction import compact, groups_of, write_snapshot
 from cairn.storage.filesystem import open_filesystem
+from cairn.storage.manifests import load_identity, writer_of
 from cairn.storage.statefile import Section, SectionInfo, StateFile
 from cairn.storage.tables import TablePart, TableWriter, open_parts
 
@@ -149,10 +150,12 @@ def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
 def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
     """What opens the files of an operator's chain, and the bytes that are inlined instead."""
     files = open_filesystem(work.job_dir)
-    state_files = StateFiles(files, None)
     if not work.checkpoint:
-        return lambda handle: state_files.open(uid, handle)
+        identity = load_identity(files)
+        own_files = StateFiles(files, None, identity.incarnation if identity is not None else "")
+        return lambda handle: own_files.open(uid, handle)
     checkpoint = CheckpointStore(files).load(work.checkpoint)
+    state_files = StateFiles(files, None, checkpoint.manifest.incarnation)
 
     def opened(handle: StateHandle) -> StateFile:
         if handle.path:
@@ -163,7 +166,7 @@ def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
                 f"{files.root}/{layout.metadata_path(work.checkpoint)} lacks the state of operator '{uid}' from epoch "
                 f"{handle.epoch}"
             )
-        return StateFile(data, f"inlined in checkpoint {work.checkpoint}", handle.checksum, handle.size)
+        return state_files.inlined(uid, handle, data, f"inlined in checkpoint {work.checkpoint}")
 
     return opened
 
@@ -217,11 +220,12 @@ def load_tables(work: LoadWork) -> list[bytes]:
     files = open_filesystem(work.job_dir)
     tables = [table for table in operator.tables if table.spec.name in work.states]
     opened = [_OpenTable(work, operator, table, groups) for table in tables]
+    writer = writer_of(files, work.uid, work.run)
     made = []
     for covered in _pieces(groups, opened):
         sections = [section for table in opened if (section := table.section(covered)) is not None]
         path = layout.snapshot_path(work.uid, work.epoch, work.run, covered.start, uuid.uuid4().hex[:8])
-        made.append(msgspec.msgpack.encode(write_snapshot(files, path, work.epoch, covered, sections)))
+        made.append(msgspec.msgpack.encode(write_snapshot(files, path, work.epoch, covered, sections, writer)))
     return made
 
 

@@ -6,21 +6,22 @@ and are repeated with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any
 
 import pyarrow as pa
 
-from cairn.errors import CairnError, StateMisuseError, UserFunctionError
+from cairn.errors import CairnError, InvalidInputError, StateMisuseError, UserFunctionError
 from cairn.model.functions import KeyedProcessFunction, RuntimeContext
 from cairn.model.manifest import EpochContext
 from cairn.model.process import KeyedCoProcessFunction
 from cairn.model.pyflink import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.model.simple import FilterFunction, FlatMapFunction, Function, KeySelector, MapFunction
-from cairn.runtime.batches import row_columns
+from cairn.runtime.batches import OutputBuilder, row_columns
 from cairn.runtime.exact import exact_array
 from cairn.runtime.outputs import SideSpec, output_builder
 
@@ -150,6 +151,8 @@ def run_simple(
     """Run a simple function over the rows of one Spark task."""
     builder = output_builder(spec.uid, spec.output, spec.bare_out, spec.tagged, spec.sides, subtask)
     function = spec.function
+    values: list[Any] = []
+    unread: Iterator[Any] = iter(values)
     try:
         if isinstance(function, Function):
             parallelism = max(spec.parallelism, subtask + 1)
@@ -160,33 +163,49 @@ def run_simple(
             for start in range(0, batch.num_rows, SLICE_ROWS):
                 rows = batch.slice(start, SLICE_ROWS)
                 values = _values(rows, spec)
-                if spec.kind == "filter":
-                    passed = rows.filter(pa.array([bool(call(value)) for value in values], pa.bool_()))
-                    if passed.num_rows:
-                        yield builder.check(passed.rename_columns(list(spec.output.names)))
-                    continue
-                if spec.kind == "key":
-                    yield builder.check(_with_key(rows, [call(value) for value in values], spec))
-                    continue
-                outputs: list[Any] = []
-                if spec.kind == "map":
-                    outputs.extend(map(call, values))
-                else:
-                    for value in values:
-                        result = call(value)
-                        if result is not None:
-                            outputs.extend(checked_rows(result, spec.uid, "flat_map"))
-                if outputs:
-                    yield builder.build(outputs)
+                unread = iter(values)
+                made = _called(spec, call, rows, unread, builder)
+                values = []
+                if made is not None:
+                    yield made
         if isinstance(function, Function):
             function.close()
     except BaseException as error:
         if isinstance(function, Function):
             with suppress(Exception):  # the user must hear of the failure, not of what this may raise
                 function.close()
+        if isinstance(error, InvalidInputError) and not error.message.startswith("operator"):
+            raise type(error)(
+                f"operator '{spec.uid}', epoch {context.epoch}: {error.message}", **error.facts
+            ) from error
         if isinstance(error, CairnError) or not isinstance(error, Exception):
             raise
-        raise explained(spec.uid, f"{spec.kind}()", context, error) from error
+        taken = len(values) - length_hint(unread)  # a list's iterator knows how many it has left
+        raise explained(spec.uid, f"{spec.kind}()", context, error, values[taken - 1 : taken]) from error
+
+
+def _called(
+    spec: SimpleSpec,
+    call: Callable[[Any], Any],
+    rows: pa.RecordBatch,
+    values: Iterator[Any],
+    builder: OutputBuilder,
+) -> pa.RecordBatch | None:
+    """What the function makes of some rows."""
+    if spec.kind == "filter":
+        passed = rows.filter(pa.array([bool(call(value)) for value in values], pa.bool_()))
+        return builder.check(passed.rename_columns(list(spec.output.names))) if passed.num_rows else None
+    if spec.kind == "key":
+        return builder.check(_with_key(rows, [call(value) for value in values], spec))
+    outputs: list[Any] = []
+    if spec.kind == "map":
+        outputs.extend(map(call, values))
+    else:
+        for value in values:
+            result = call(value)
+            if result is not None:
+                outputs.extend(checked_rows(result, spec.uid, "flat_map"))
+    return builder.build(outputs) if outputs else None
 
 
 def _with_key(rows: pa.RecordBatch, keys: list[Any], spec: SimpleSpec) -> pa.RecordBatch:
@@ -201,12 +220,15 @@ def _with_key(rows: pa.RecordBatch, keys: list[Any], spec: SimpleSpec) -> pa.Rec
     return pa.RecordBatch.from_arrays([*rows.columns, column], names=list(spec.output.names))
 
 
-def explained(uid: str, where: str, context: EpochContext, error: Exception) -> UserFunctionError:
-    """The error to raise instead of one that came out of user code."""
-    from cairn.runtime.blame import facts_of, noted, raised
+def explained(
+    uid: str, where: str, context: EpochContext, error: Exception, rows: Sequence[Any] = ()
+) -> UserFunctionError:
+    """The error to raise instead of one that came out of user code. `rows` has the row that it was called for."""
+    from cairn.runtime.blame import facts_of, noted, raised, row_text
 
+    row = f" The row: {row_text(rows[0])}." if rows and context.show_values else ""
     made = UserFunctionError(
-        f"operator '{uid}', epoch {context.epoch}: {where} raised {raised(error, context.show_values)}. The last "
+        f"operator '{uid}', epoch {context.epoch}: {where} raised {raised(error, context.show_values)}.{row} The last "
         "committed epoch is intact.",
         uid=uid,
         epoch=context.epoch,
@@ -215,11 +237,11 @@ def explained(uid: str, where: str, context: EpochContext, error: Exception) -> 
     return noted(made)
 
 
-def _values(batch: pa.RecordBatch, spec: SimpleSpec) -> Iterable[Any]:
+def _values(batch: pa.RecordBatch, spec: SimpleSpec) -> list[Any]:
     columns = row_columns(batch, len(spec.columns))
     if spec.bare_in:
         return columns[0]
-    return map(row_class(spec.columns), zip(*columns, strict=True))
+    return list(map(row_class(spec.columns), zip(*columns, strict=True)))
 
 
 class CoSimple(KeyedCoProcessFunction):

@@ -35,6 +35,7 @@ from cairn.state.store import open_store
 from cairn.storage import layout, statefile
 from cairn.storage.filesystem import FileSystem, open_filesystem
 from cairn.storage.manifests import ManifestStore
+from cairn.storage.ownership import Writer
 from cairn.storage.retry import RetryingFileSystem, retries_of
 from cairn.storage.statefile import Section
 
@@ -232,10 +233,11 @@ def _write_delta(
     """Make the changes durable, or small enough to travel with the acknowledgement."""
     if not sections:
         return None, b""
-    data, checksum = statefile.encode(sections)
-    path = ""
-    if len(data) > context.inline_threshold:
-        path = layout.delta_path(uid, context.epoch, context.run, attempt)
+    writer = Writer(context.job_id, context.incarnation, uid, context.run)
+    path = layout.delta_path(uid, context.epoch, context.run, attempt)
+    data, checksum = statefile.encode(sections, writer.owner(path, context.epoch, groups))
+    inlined = len(data) <= context.inline_threshold
+    if not inlined:
         files.create(path, data)
     handle = StateHandle(
         epoch=context.epoch,
@@ -243,7 +245,7 @@ def _write_delta(
         last_group=groups.end,
         size=len(data),
         checksum=checksum,
-        path=path,
+        path="" if inlined else path,
         rows=sum(section.data.num_rows for section in sections),
     )
-    return handle, b"" if path else data
+    return handle, data if inlined else b""

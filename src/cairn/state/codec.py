@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.errors import InvalidInputError
+from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.model.ddl import key_ddl
 from cairn.model.rows import row_class
 from cairn.model.types import DataType, Storage
@@ -68,6 +68,8 @@ class KeyCodec:
                     f"key column '{name}' holds a null, and a null is no key: filter such rows out or use coalesce()",
                     column=name,
                 )
+            if pa.types.is_string(array.type):
+                _check_text(f"key column '{name}'", array)
             parts.append(_key_bytes(dtype, array))
         if len(parts) == 1:
             encoded = parts[0]
@@ -94,12 +96,12 @@ class KeyCodec:
     def decode(self, key: bytes) -> Any:
         """The key as user code sees it: the value of the one column, or a named tuple."""
         if len(self.columns) == 1:
-            return _key_value(self.columns[0][1], key)
+            return _key_value(*self.columns[0], key)
         values = []
         at = 0
-        for _, dtype in self.columns:
+        for name, dtype in self.columns:
             length = int.from_bytes(key[at : at + 4], "big")
-            values.append(_key_value(dtype, key[at + 4 : at + 4 + length]))
+            values.append(_key_value(name, dtype, key[at + 4 : at + 4 + length]))
             at += 4 + length
         return self._row(values)
 
@@ -188,14 +190,43 @@ def ordered_numbers(raw: pa.Array) -> np.ndarray[Any, Any]:
     return (flipped ^ np.uint64(_SIGN)).view(np.int64)
 
 
-def _key_value(dtype: DataType, key: bytes) -> Any:
+def _key_value(name: str, dtype: DataType, key: bytes) -> Any:
     if dtype.ddl in _FLOATS:
         return _double.unpack(key)[0]
     if dtype.storage is Storage.INT:
         return dtype.from_storage(int.from_bytes(key, "big") - _SIGN)
     if dtype.storage is Storage.TEXT:
-        return dtype.from_storage(key.decode())
+        try:
+            return dtype.from_storage(key.decode())
+        except UnicodeDecodeError:
+            raise CorruptFileError(
+                f"key column '{name}' is {dtype.ddl}, and a stored key has bytes in it that are not UTF-8: "
+                f"{key[:80]!r}. Versions of cairn that did not refuse such keys may have written it; drop it, or go "
+                "back to a snapshot that does not have it."
+            ) from None
     return key
+
+
+def not_utf8(where: str, data: bytes) -> InvalidInputError:
+    """The error for text from Spark that is no text."""
+    return InvalidInputError(
+        f"{where} holds bytes that are not UTF-8: {data[:80]!r}. Spark keeps any bytes in a string column, Python does "
+        "not. Repair the text before it comes here with make_valid_utf8(), filter such rows out with is_valid_utf8(), "
+        "or declare the column as binary.",
+        data=data[:80],
+    )
+
+
+def _check_text(where: str, array: pa.Array) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        for data in array.cast(pa.binary()).to_pylist():
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                raise not_utf8(where, data) from None
+        raise
 
 
 def with_groups(groups: np.ndarray[Any, Any], keys: pa.Array) -> pa.Array:

@@ -14,15 +14,21 @@ from cairn.state import codec
 from cairn.state.backend import Put, TableChanges
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifests import ManifestStore
+from cairn.storage.ownership import Place
 from cairn.storage.statefile import Section, StateFile
 
 
 class StateFiles:
-    """Opens the files that handles name: memory-mapped where they lie on this host, read whole elsewhere."""
+    """Opens the files that handles name: memory-mapped where they lie on this host, read whole elsewhere.
 
-    def __init__(self, files: FileSystem, manifest: Manifest | None) -> None:
+    Every file is compared with the handle that names it (`storage/ownership.py`). Without a manifest `incarnation`
+    says of which job the handles are.
+    """
+
+    def __init__(self, files: FileSystem, manifest: Manifest | None, incarnation: str = "") -> None:
         self.files = files
         self._manifest = manifest
+        self._incarnation = manifest.incarnation if manifest is not None else incarnation
         self._manifests = ManifestStore(files)
 
     def open(self, uid: str, handle: StateHandle) -> StateFile:
@@ -33,11 +39,17 @@ class StateFiles:
             data = manifest.inlined.get(inline_key(uid, handle.first_group))
             if data is None:
                 raise CorruptFileError(f"the manifest of epoch {handle.epoch} lacks the state of operator '{uid}'")
-            return StateFile(data, f"inlined in epoch {handle.epoch}", handle.checksum, handle.size)
+            return self.inlined(uid, handle, data, f"inlined in epoch {handle.epoch}")
+        place = Place(self.files.root, self._incarnation, uid, handle)
         path = self.files.local_path(handle.path)
         if path is not None:
-            return StateFile.open(path, handle.checksum, handle.size)
-        return StateFile(self.files.read(handle.path), handle.path, handle.checksum, handle.size)
+            return StateFile.open(path, handle.checksum, handle.size, place)
+        return StateFile(self.files.read(handle.path), handle.path, handle.checksum, handle.size, place)
+
+    def inlined(self, uid: str, handle: StateHandle, data: bytes, name: str) -> StateFile:
+        """The bytes of a handle that has no file of its own."""
+        place = Place(self.files.root, self._incarnation, uid, handle)
+        return StateFile(data, name, handle.checksum, handle.size, place)
 
 
 def changes_of(section: Section) -> TableChanges:

@@ -28,6 +28,7 @@ _HEAD = 400
 _DIGEST = 32
 _SHORTENED = _HEAD + len(_LONG_MARK) + _DIGEST
 _INITIAL_MAP = 1 << 30
+_INITIAL_TABLES = 1024
 _GROW = 2
 
 _damage = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
@@ -47,7 +48,14 @@ class LmdbBackend(StateBackend):
     shared = True
 
     def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._path = os.path.join(folder, "data.mdb")
+        self._open(_INITIAL_TABLES)
+
+    def _open(self, max_tables: int) -> None:
+        """Open the environment with room for the handles of so many tables, which LMDB fixes when it is opened."""
+        folder = self._folder
+        self._max_tables = max_tables
         self._tables: dict[str, Any] = {}
         self._txn: Any = None
         self._cursors: dict[str, Any] = {}
@@ -56,7 +64,7 @@ class LmdbBackend(StateBackend):
             self._env = lmdb.open(
                 folder,
                 map_size=max(_INITIAL_MAP, self._file_size() * _GROW),
-                max_dbs=1024,
+                max_dbs=max_tables,
                 sync=False,
                 metasync=False,
                 readahead=False,
@@ -91,12 +99,23 @@ class LmdbBackend(StateBackend):
     def _reader(self) -> Any:
         """The read transaction that serves all reads until the next `apply`."""
         if self._txn is None:
-            try:
-                self._txn = self._env.begin()
-            except lmdb.MapResizedError:
-                self._env.set_mapsize(0)
-                self._txn = self._env.begin()
+            self._txn = self._begin()
+            tables = self._env.stat()["entries"]
+            if tables > self._max_tables:  # written by a process that had more room
+                self._reopen(tables * _GROW)
+                self._txn = self._begin()
         return self._txn
+
+    def _begin(self) -> Any:
+        try:
+            return self._env.begin()
+        except lmdb.MapResizedError:
+            self._env.set_mapsize(0)
+            return self._env.begin()
+
+    def _reopen(self, max_tables: int) -> None:
+        self.close()
+        self._open(max_tables)
 
     def _end_reader(self) -> None:
         if self._txn is not None:
@@ -111,8 +130,9 @@ class LmdbBackend(StateBackend):
         """The handle of a table, or None while nothing was ever written to it."""
         table = self._tables.get(name)
         if table is None:
+            txn = self._reader()  # this may open the environment anew
             with contextlib.suppress(lmdb.NotFoundError, lmdb.ReadonlyError):
-                table = self._tables[name] = self._env.open_db(name.encode(), txn=self._reader(), create=False)
+                table = self._tables[name] = self._env.open_db(name.encode(), txn=txn, create=False)
         return table
 
     def version(self) -> str | None:
@@ -220,6 +240,8 @@ class LmdbBackend(StateBackend):
                 self._env.set_mapsize(self._env.info()["map_size"] * _GROW)
             except lmdb.MapResizedError:
                 self._env.set_mapsize(0)
+            except lmdb.DbsFullError:
+                self._reopen(self._max_tables * _GROW)
             except _damage as error:
                 raise DamagedStoreError(f"the LMDB working store {self._path} is damaged: {error}") from error
             except lmdb.Error as error:

@@ -27,16 +27,20 @@ from cairn.storage.statefile import ARROW_STORAGE, Section
 class Ttl:
     """Expiry as all handles see it: one clock per epoch, the batch time that the driver set."""
 
-    __slots__ = ("clock", "length", "on_read", "show_expired")
+    __slots__ = ("clock", "length", "on_read", "reset", "show_expired")
 
     def __init__(self, config: StateTtlConfig, clock: int) -> None:
+        self.reset = clock
+        """What a stored time that lies in the future counts as: processing time was set back since it was stored."""
         self.length = config.milliseconds
         self.clock = clock
         self.on_read = config.update_type is UpdateType.OnReadAndWrite
         self.show_expired = config.visibility is StateVisibility.ReturnExpiredIfNotCleanedUp
 
     def expired(self, time: int | None) -> bool:
-        return time is not None and time + self.length <= self.clock
+        if time is None:
+            return False
+        return (time if time <= self.clock else self.reset) + self.length <= self.clock
 
 
 class StateTable(ABC):

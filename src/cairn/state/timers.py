@@ -59,16 +59,19 @@ class TimerTable:
         self._slots.key()
         return int(self._slots.current[0])
 
-    def fire(self, now: int, call: Callable[[int], None], added: bool = False, most: int = 0) -> int:
+    def fire(
+        self, now: int, call: Callable[[int], None], added: bool = False, most: int = 0, every: bool = False
+    ) -> int:
         """Call `call(time)` for each due timer with its key as the current one. Returns how many fired.
 
         With `added`, those that this epoch registered are due as well. More than `most` of them, if given, are refused.
+        With `every`, all stored timers are due, whatever their time.
         """
         due = []
         keys = []
         for raw, _ in self._store.scan(self.name):
             time = codec.time_value(raw)
-            if time > now:
+            if time > now and not every:
                 break
             due.append(time)
             keys.append(raw[8:])

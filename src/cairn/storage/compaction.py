@@ -17,6 +17,7 @@ from cairn.model.manifest import StateHandle, StateSpec
 from cairn.model.types import Storage
 from cairn.storage import statefile
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.ownership import Writer
 from cairn.storage.statefile import Section, SectionInfo, StateFile, sorted_table
 
 FILE_BYTES = 64 << 20
@@ -134,10 +135,16 @@ def compact(
 
 
 def write_snapshot(
-    files: FileSystem, path: str, epoch: int, groups: KeyGroupRange, sections: Sequence[Section]
+    files: FileSystem,
+    path: str,
+    epoch: int,
+    groups: KeyGroupRange,
+    sections: Sequence[Section],
+    writer: Writer | None = None,
 ) -> StateHandle:
     """A snapshot file and its handle. It is written even when empty: it says that the range has no older state."""
-    data, checksum = statefile.encode(sections)
+    owner = writer.owner(path, epoch, groups, snapshot=True) if writer is not None else None
+    data, checksum = statefile.encode(sections, owner)
     files.create(path, data)
     rows = sum(section.data.num_rows for section in sections)
     return StateHandle(epoch, groups.start, groups.end, len(data), checksum, path, snapshot=True, rows=rows)

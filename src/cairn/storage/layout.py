@@ -15,6 +15,7 @@
     claims/<epoch>                a savepoint that the job owns since it was restored as that epoch
     taken/<digest>                a savepoint that the job has taken, by the SHA-256 of its metadata
     stopping/<request>            the job is being stopped with a savepoint
+    times/<epoch>-<batch time>    the processing time of an epoch that has another one than its batch
     events/<n>, stats/<n>         what happened to the job, and statistics of its epochs
     web/<run>                     where the server of a run listens
     tables/<name>/                data of `TableSink`
@@ -57,6 +58,7 @@ SOURCES = "sources"
 CLAIMS = "claims"
 TAKEN = "taken"
 STOPPING = "stopping"
+TIMES = "times"
 EVENTS = "events"
 STATS = "stats"
 WEB = "web"
@@ -185,6 +187,10 @@ def stopping_path(request: str) -> str:
     return f"{STOPPING}/{checked(request, 'request id')}"
 
 
+def time_path(epoch: int, batch_ms: int) -> str:
+    return f"{TIMES}/{epoch:0{_DIGITS}d}-{batch_ms}"
+
+
 def staging_folder(uid: str, attempt: str) -> str:
     """Where a sink keeps the rows of one attempt at an epoch until they are published. The attempt begins with it."""
     return f"{STAGING}/{uid}/{attempt}"
@@ -260,6 +266,11 @@ def made_by(path: str) -> tuple[int, int, bool] | None:
     """Epoch and run of a state file (finished or not), and whether it is a snapshot; None for any other name."""
     match = _STATE_FILE.fullmatch(path.rsplit("/", 1)[-1])
     return None if match is None else (int(match[1]), int(match[2]), match[3] is not None)
+
+
+def token_of(path: str) -> str:
+    """What makes the name of a state file unique: the task attempt of a delta, a random token elsewhere."""
+    return path.rsplit("/", 1)[-1].split(".", 1)[0].rsplit("-", 1)[-1]
 
 
 def is_temporary(path: str) -> bool:

@@ -26,6 +26,7 @@ from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import container, layout
 from cairn.storage.container import HEAD
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.ownership import Writer
 
 _MAGIC = b"CAIRNMF"
 _decode = msgspec.msgpack.Decoder(Manifest).decode
@@ -180,6 +181,20 @@ class ManifestStore:
         return target
 
 
+def refuse_foreign(manifest: Manifest, identity: JobIdentity, root: str) -> None:
+    """Raise the error that names both jobs if a manifest is not one of the job that its directory belongs to."""
+    if manifest.incarnation == identity.incarnation:
+        return
+    path = f"{root}/{layout.epoch_path(manifest.epoch)}"
+    raise CorruptFileError(
+        f"{path} is the manifest of another job: it belongs to job '{manifest.job_id}' (incarnation "
+        f"{manifest.incarnation}), and {root}/{layout.JOB} says that this is job '{identity.job_id}' (incarnation "
+        f"{identity.incarnation}). One of the two files was copied here. Move the file away if it is the manifest, or "
+        f"bring {layout.JOB} back from a copy, then start the job again; nothing was changed.",
+        path=path,
+    )
+
+
 def load_identity(files: FileSystem) -> JobIdentity | None:
     """The job that a directory belongs to, or None for a directory without one."""
     if not files.exists(layout.JOB):
@@ -198,6 +213,15 @@ def load_identity(files: FileSystem) -> JobIdentity | None:
             f"{where} has format {identity.format_version}; this cairn reads up to {FORMAT_VERSION}", path=where
         )
     return identity
+
+
+def writer_of(files: FileSystem, uid: str, run: int) -> Writer:
+    """Who writes state files of an operator into this job's directory."""
+    identity = load_identity(files)
+    if identity is None:
+        path = f"{files.root}/{layout.JOB}"
+        raise NotFoundError(f"{path} is missing, so state files cannot say of which job they are", path=path)
+    return Writer(identity.job_id, identity.incarnation, uid, run)
 
 
 def create_identity(

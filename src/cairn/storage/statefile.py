@@ -4,6 +4,7 @@ Layout (all integers little-endian)::
 
     "CAIRNST1"                      magic and format version
     section, section, ...           each an Arrow IPC stream, starting at a multiple of 64 bytes
+    owner                           the place that the file was written for (`storage/ownership.py`)
     footer                          MessagePack: list of section records
     length of footer  (4 bytes)
     xxh3-64 of footer (8 bytes)
@@ -35,8 +36,10 @@ import xxhash
 
 from cairn.errors import CorruptFileError, EpochFailedError, StorageError
 from cairn.model.keygroups import KeyGroupRange
+from cairn.model.manifest import StateHandle
 from cairn.model.types import Storage
-from cairn.storage import regular
+from cairn.storage import ownership, regular
+from cairn.storage.ownership import Place, StateOwner
 
 MAGIC = b"CAIRNST1"
 END = b"ETATS\x00\x00\x01"
@@ -45,6 +48,7 @@ _ALIGN = 64
 _MAX_FOOTER = 64 << 20
 MAX_COLUMN_BYTES = 2000 << 20
 _FEW_KEYS = 64
+_WRONG_FOOTER = "its footer does not match its checksum"
 
 ARROW_STORAGE = {
     Storage.INT: pa.int64(),
@@ -85,8 +89,8 @@ class Section:
         return "entry" in self.data.column_names
 
 
-def encode(sections: Iterable[Section]) -> tuple[bytes, str]:
-    """The bytes of a state file and the checksum that its handle carries."""
+def encode(sections: Iterable[Section], owner: StateOwner | None = None) -> tuple[bytes, str]:
+    """The bytes of a state file and the checksum that its handle carries. The checksum does not cover the owner."""
     sink = pa.BufferOutputStream()
     sink.write(MAGIC)
     infos = []
@@ -112,6 +116,8 @@ def encode(sections: Iterable[Section]) -> tuple[bytes, str]:
             )
         )
     footer = msgspec.msgpack.encode(infos)
+    if owner is not None:
+        sink.write(ownership.seal(owner, footer))
     digest = xxhash.xxh3_64(footer)
     sink.write(footer)
     sink.write(len(footer).to_bytes(4, "little"))
@@ -120,41 +126,69 @@ def encode(sections: Iterable[Section]) -> tuple[bytes, str]:
     return sink.getvalue().to_pybytes(), digest.hexdigest()
 
 
+def handed_over(data: bytes, name: str, handle: StateHandle, owner: StateOwner) -> bytes:
+    """A state file with another owner. What it holds, and the checksum of that, stay as they are."""
+    StateFile(data, name, handle.checksum, handle.size)
+    footer_at = len(data) - _TAIL - int.from_bytes(data[-_TAIL : -_TAIL + 4], "little")
+    footer = data[footer_at : len(data) - _TAIL]
+    sections_end = footer_at - ownership.length(data[:footer_at])
+    return data[:sections_end] + ownership.seal(owner, footer) + data[footer_at:]
+
+
 class StateFile:
     """A state file opened for reading. Nothing is returned before its checksum has been compared."""
 
-    def __init__(self, data: bytes | mmap.mmap, name: str, checksum: str, size: int) -> None:
+    def __init__(
+        self, data: bytes | mmap.mmap, name: str, checksum: str, size: int, place: Place | None = None
+    ) -> None:
         self._buffer = pa.py_buffer(data)
         self.name = name
         total = self._buffer.size
+        footer = self._footer()
+        try:
+            owner = None if isinstance(footer, str) else self._owner(footer)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+        if place is not None:  # a file in the wrong place is whole, and has another size and checksum
+            place.check(owner, name)
         if total != size:
             raise self._damaged(f"it has {total} bytes instead of {size}")
-        if total < len(MAGIC) + _TAIL or self._bytes(0, len(MAGIC)) != MAGIC:
-            raise self._damaged("it does not begin like a state file")
-        if self._bytes(total - len(END), len(END)) != END:
-            raise self._damaged("its end marker is missing")
-        length = int.from_bytes(self._bytes(total - _TAIL, 4), "little")
-        if length > min(_MAX_FOOTER, total - _TAIL - len(MAGIC)):
-            raise self._damaged("its footer length is impossible")
-        footer = self._bytes(total - _TAIL - length, length)
-        found = xxhash.xxh3_64(footer)
-        if found.digest() != self._bytes(total - _TAIL + 4, 8) or found.hexdigest() != checksum:
-            raise self._damaged("its footer does not match its checksum")
+        if isinstance(footer, str):
+            raise self._damaged(footer)
+        if xxhash.xxh3_64_hexdigest(footer) != checksum:
+            raise self._damaged(_WRONG_FOOTER)
+        self.owner = owner
+        """The place that the file was written for; None in files of earlier versions."""
         try:
             self.sections = msgspec.msgpack.decode(footer, type=list[SectionInfo])
         except msgspec.MsgspecError as error:
             raise self._damaged(f"its footer cannot be read ({error})") from error
 
+    def _footer(self) -> bytes | str:
+        """The bytes of the footer, which match the checksum behind them; or why there is none."""
+        total = self._buffer.size
+        if total < len(MAGIC) + _TAIL or self._bytes(0, len(MAGIC)) != MAGIC:
+            return "it does not begin like a state file"
+        if self._bytes(total - len(END), len(END)) != END:
+            return "its end marker is missing"
+        length = int.from_bytes(self._bytes(total - _TAIL, 4), "little")
+        if length > min(_MAX_FOOTER, total - _TAIL - len(MAGIC)):
+            return "its footer length is impossible"
+        footer = self._bytes(total - _TAIL - length, length)
+        if xxhash.xxh3_64_digest(footer) != self._bytes(total - _TAIL + 4, 8):
+            return _WRONG_FOOTER
+        return footer
+
+    def _owner(self, footer: bytes) -> StateOwner | None:
+        end = self._buffer.size - _TAIL - len(footer)
+        start = max(len(MAGIC), end - ownership.MAX_BYTES)
+        return ownership.unseal(self._bytes(start, end - start), footer)
+
     @classmethod
-    def open(cls, path: str, checksum: str, size: int) -> StateFile:
+    def open(cls, path: str, checksum: str, size: int, place: Place | None = None) -> StateFile:
         """Memory-map a file of this host."""
         try:
             with open(regular.open_file(path), "rb") as file:
-                actual = os.fstat(file.fileno()).st_size
-                if actual not in (0, size):  # a vast file is not even mapped
-                    raise CorruptFileError(
-                        f"state file {path} is damaged: it has {actual} bytes instead of {size}", path=path
-                    )
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise CorruptFileError(f"state file {path} is missing", path=path) from None
@@ -162,7 +196,7 @@ class StateFile:
             raise CorruptFileError(f"state file {path} is damaged: it is empty", path=path) from None
         except OSError as error:
             raise StorageError(f"cannot read state file {path}: {error.strerror or error}", path=path) from error
-        return cls(mapped, path, checksum, size)
+        return cls(mapped, path, checksum, size, place)
 
     def _bytes(self, offset: int, length: int) -> bytes:
         return bytes(self._buffer.slice(offset, length).to_pybytes())

@@ -305,6 +305,21 @@ class StateBackendConformance:
         assert backend.version() == "1"
         backend.close()
 
+    def test_thousands_of_tables(self, tmp_path: Path) -> None:
+        """A store that limits the number of tables must raise the limit: a job may declare any number of states."""
+        names = [f"state {number}" for number in range(1100)]
+        backend = self.make_backend(str(tmp_path))
+        backend.apply([TableChanges(name, puts=[(b"k", name.encode())]) for name in names[:600]], "1")
+        backend.apply([TableChanges(name, puts=[(b"k", name.encode())]) for name in names[600:]], "2")
+        for _ in range(2):
+            assert backend.version() == "2"
+            assert [backend.get_many(name, [b"k"]) for name in names] == [[name.encode()] for name in names]
+            assert backend.getter(names[-1])(b"k") == names[-1].encode()
+            backend = self._reopened(backend, tmp_path)
+        backend.apply([TableChanges(name, deletes=[b"k"]) for name in [*names, "one more"]], "3")
+        assert [backend.count(name) for name in names] == [0] * len(names)
+        backend.close()
+
     def test_tables_stay_apart_when_reads_and_writes_alternate(self, tmp_path: Path) -> None:
         backend = self.make_backend(str(tmp_path))
         names = [f"t{number}" for number in range(6)]

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from cairn.config import Settings
 from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.epoch_time import time_of
 from cairn.coordinator.epochs import EpochLoop, EpochReport, OperatorPlan
 from cairn.coordinator.offsets import OffsetEntry
 from cairn.errors import InvalidInputError, NotFoundError
@@ -331,7 +332,7 @@ class KeyedProcessHarness:
         """The operator state of every subtask as the next epoch would find it: a list each, or a dict if broadcast."""
         found: list[Any] = []
         for subtask in range(self.spec.parallelism):
-            context = self._loop._context(self.epoch + 1, self._watermark, self._time)
+            context = self._next_context()
             with self._store_of(subtask, context) as registry:
                 history = history_of(self.spec, subtask, self._loop.current, context, self.files)
                 handle = OperatorStates(registry, history).stored_handle(name)
@@ -386,6 +387,11 @@ class KeyedProcessHarness:
         """The harness is its own log of batches."""
         return OffsetEntry(str(epoch), self._watermark, self._time)
 
+    def _next_context(self) -> EpochContext:
+        """What the tasks of the next epoch would be told."""
+        moment = time_of(None, self.epoch + 1, self._time, self._loop.current)
+        return self._loop._context(self.epoch + 1, self._watermark, moment)
+
     def _lose_stores(self) -> None:
         for key in [key for key in store._resident if key.startswith(self._local)]:
             store._resident.pop(key).close()
@@ -394,7 +400,7 @@ class KeyedProcessHarness:
     @contextmanager
     def _opened(self, subtask: int) -> Iterator[StateRegistry]:
         """The function's states on the committed version, as a task would open them. Nothing is written."""
-        context = self._loop._context(self.epoch + 1, self._watermark, self._time)
+        context = self._next_context()
         with self._store_of(subtask, context) as registry:
             history = history_of(self.spec, subtask, self._loop.current, context, self.files)
             operator_kind(self.spec)(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings(), history)
