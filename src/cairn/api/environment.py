@@ -27,6 +27,7 @@ from cairn.api.event_time import refuse_second_watermark
 from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
+from cairn.api.planned import complete_plan
 from cairn.api.planning import JobShape, RestorePlan
 from cairn.api.probing import probe
 from cairn.api.progress import SourceRows
@@ -354,6 +355,7 @@ class StreamExecutionEnvironment:
             checkpoints=coordinator,
             source_names=names,
         )
+        complete_plan(spark_folder, names, int(time.time() * 1000))
         with query_settings(spark):
             frame = with_ticks(spark, frame) if self._timers else frame
             writer = frame.writeStream.foreachBatch(handle._guarded(batches.between(loop.run_epoch)))
