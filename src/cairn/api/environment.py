@@ -24,9 +24,11 @@ from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, sweep_leftovers
 from cairn.api.event_time import refuse_second_watermark
+from cairn.api.fail_fast import FailFast
 from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
+from cairn.api.nothing_new import NothingNew, tell_start
 from cairn.api.planned import complete_plan
 from cairn.api.planning import JobShape, RestorePlan
 from cairn.api.probing import probe
@@ -265,6 +267,8 @@ class StreamExecutionEnvironment:
         spent = (time.perf_counter() - began) * 1000
         sweep_leftovers(files)
         newest = recovered.manifest.epoch if recovered.manifest is not None else -1
+        if recovered.manifest is not None and recovered.manifest.run != recovered.run.run:
+            tell_start(job_name, recovered.run.run, newest)
         tell_of_unfinished_stops(files, job_id, newest)
         again = replace(settings, restore_path="")
 
@@ -366,7 +370,14 @@ class StreamExecutionEnvironment:
             handle._publisher.watch(SourceRows(query, names, vertices))
         control = Control(steady, coordinator, actions_of(handle))
 
+        failing = FailFast(spark, str(query.runId))
+
+        fresh = handle._query is None and manifest is not None
+        idle = NothingNew(handle.name, manifest.epoch if fresh else None, query, lambda: len(handle.epochs()))
+
         def between() -> None:
+            failing.look()
+            idle.look()
             control.serve()
             if handle._publisher is not None:
                 handle._publisher.look()
