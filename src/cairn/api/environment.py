@@ -35,6 +35,7 @@ from cairn.api.probing import probe
 from cairn.api.progress import SourceRows
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
+from cairn.api.remembering import announce_discards, recall
 from cairn.api.requests import actions_of
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.snapshots import find
@@ -53,6 +54,7 @@ from cairn.api.stream import DataStream
 from cairn.api.topology import topology
 from cairn.api.workers import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
+from cairn.config.remembered import restart_keys
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
@@ -66,7 +68,7 @@ from cairn.model.descriptors import Time
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
-from cairn.storage.checkpoints import held
+from cairn.storage.checkpoints import CheckpointStore, held
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 from cairn.storage.manifests import Runs, load_identity
 from cairn.storage.probe import check_promises
@@ -107,7 +109,7 @@ class StreamExecutionEnvironment:
         `set_*` methods win over both.
         """
         told = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
-        settings = configuration.parse(config or {}, told)
+        settings = configuration.parse(config or {}, told, origins=("config", "-D"))
         load_backend(settings.backend)
         if spark is None:
             spark = local_session(settings.spark)
@@ -165,7 +167,8 @@ class StreamExecutionEnvironment:
             raise InvalidInputError(
                 f"set_restart_strategy takes what RestartStrategies gives, not {type(strategy).__name__}"
             )
-        settings = replace(self._settings, restart=strategy)
+        given = {**self._settings.given, **dict.fromkeys(restart_keys(strategy.type), "code")}
+        settings = replace(self._settings, restart=strategy, given=given)
         configuration.check(settings)
         self._settings = settings
         return self
@@ -251,7 +254,8 @@ class StreamExecutionEnvironment:
             )
         job_id = layout.checked(settings.job_id or layout.slug(job_name), "job id")
         files = LocalFileSystem(os.path.join(local_root(settings.directory), job_id))
-        settings = replace(settings, parallelism=parallelism)
+        self._settings = recall(files, job_name, self._settings)
+        settings = replace(self._settings, directory=settings.directory, parallelism=parallelism)
         policy = RestartPolicy(settings.restart, settings.checkpoints)
         publisher = Publisher(files, job_id, settings)
         handle = JobHandle(
@@ -281,6 +285,7 @@ class StreamExecutionEnvironment:
         handle._restart = restart
         handle._release = self._close_sinks
         self._tell(publisher, recovered, settings.restore_path, spent)
+        announce_discards(CheckpointStore(files), job_name, recovered, settings.checkpoints)
         self._start(handle, files, recovered, settings)
         return handle
 
