@@ -186,9 +186,10 @@ def with_checkpoints(folder: Path, *numbers: int, restores: list[tuple[int, int]
     return store
 
 
-def restored_epoch(restores: list[tuple[int, int]]) -> Any:
+def restored_epoch(restores: list[tuple[int, int]], origin: str = "") -> Any:
     target, made = restores[-1]
-    return msgspec.structs.replace(manifest(made), run=2, restored=target, parent=target, abandoned=restores)
+    changes = {"run": 2, "restored": target, "parent": target, "abandoned": restores, "origin": origin}
+    return msgspec.structs.replace(manifest(made), **changes)
 
 
 def announced(store: CheckpointStore, restores: list[tuple[int, int]] | None = None, **settings: Any) -> str:
@@ -225,6 +226,16 @@ def test_the_end_of_a_job_leaves_the_checkpoint_that_it_went_back_to(tmp_path: P
     store = with_checkpoints(tmp_path, 1, 2, 3, 4, restores=[(2, 9)])
     discard_all(LocalFileSystem(str(tmp_path)), "Job", run=2)
     assert store.numbers() == [2]
+
+
+@pytest.mark.parametrize("named", [2, 3])
+def test_of_two_checkpoints_of_one_epoch_the_one_that_was_named_stays(tmp_path: Path, named: int) -> None:
+    store = with_checkpoints(tmp_path, 1, 2)
+    info = CheckpointInfo(3, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
+    store.complete(Checkpoint(3, "job", "Job", 1, manifest(2), info))
+    ManifestStore(store.files).publish(restored_epoch([(2, 9)], origin=f"{tmp_path}/chk-{named}#0123"))
+    discard_all(LocalFileSystem(str(tmp_path)), "Job", run=2)
+    assert store.numbers() == [named]
 
 
 def test_a_checkpoint_of_its_own_takes_the_place_of_the_one_that_the_job_went_back_to(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from cairn.errors import CairnError, CorruptFileError, FencedError, IncompatibleStateError, StorageError
+from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import ManifestStore, Runs
@@ -28,14 +30,19 @@ def way_back(store: CheckpointStore) -> int:
 
     As long as no checkpoint of the history since then is complete, it is the newest way back.
     """
-    restores = ManifestStore(store.files).restores()
+    manifests = ManifestStore(store.files)
+    restores = manifests.restores()
     if not restores:
         return 0
     target, made = max(restores, key=lambda pair: pair[1])
     checkpoints = store.all()
     if any(checkpoint.manifest.epoch >= made for checkpoint in checkpoints):
         return 0
-    return next((checkpoint.id for checkpoint in checkpoints if checkpoint.manifest.epoch == target), 0)
+    alike = [checkpoint.id for checkpoint in checkpoints if checkpoint.manifest.epoch == target]
+    newest = manifests.newest()
+    origin = newest.origin.rpartition("#")[0] if newest is not None else ""
+    named = layout.checkpoint_number(os.path.basename(origin)) if os.path.dirname(origin) == store.files.root else None
+    return named if named in alike else max(alike, default=0)
 
 
 def discard_all(files: LocalFileSystem, name: str, run: int) -> None:
