@@ -12,6 +12,7 @@ import pytest
 from tests.unit.coordinating import manifest
 from typer.testing import CliRunner
 
+from cairn import RestartStrategies, StreamExecutionEnvironment
 from cairn.api.checkpointing import CheckpointConfig
 from cairn.api.nothing_new import NothingNew, tell_end
 from cairn.api.recovery import Recovered
@@ -73,6 +74,19 @@ def test_what_is_set_in_code_is_remembered(files: LocalFileSystem) -> None:
     Runs(files).take(1, 0, recall(files, "Payments", made[-1]).remembered)
     assert Runs(files).configuration()[RETAINED] == RememberedOption(4, "code", run=1)
     assert started(files).checkpoints.num_retained == 4
+
+
+def test_a_restart_strategy_of_the_code_is_remembered_with_its_numbers(files: LocalFileSystem) -> None:
+    nobody: Any = None
+    env = StreamExecutionEnvironment(nobody, Settings())
+    env.set_restart_strategy(RestartStrategies.fixed_delay_restart(3, 500))
+    Runs(files).take(1, 0, recall(files, "Payments", env._settings).remembered)
+    assert {key: option.value for key, option in Runs(files).configuration().items()} == {
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": 3,
+        "restart-strategy.fixed-delay.delay": 500,
+    }
+    assert started(files).restart == env._settings.restart
 
 
 def test_defaults_are_not_remembered(files: LocalFileSystem) -> None:

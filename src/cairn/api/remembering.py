@@ -38,10 +38,12 @@ def announce_discards(store: CheckpointStore, name: str, recovered: Recovered, s
     That one old checkpoint goes for each new one is what the retention is for, and is not mentioned, except after a
     restore in place: whoever goes back may want to go back once more.
     """
-    numbers = _order(store)
     manifest = recovered.manifest
     restored = manifest is not None and manifest.run == recovered.run.run and manifest.restored > 0
-    if not numbers or not (restored or len(numbers) > settings.num_retained):
+    if not restored and len(store.numbers()) <= settings.num_retained:
+        return ""
+    numbers = _order(store)
+    if not numbers:
         return ""
     said = []
     going = numbers[: max(0, len(numbers) + 1 - settings.num_retained)]
