@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,41 @@ def test_roll_back_in_place(lab: Lab, full: bool, parallelism: int) -> None:
     again.cancel()
     twice = sorted(expected(ROWS[:240]) + [row for row in expected(ROWS[:160]) if row not in expected(ROWS[:80])])
     assert outputs(lab, "oracle") == twice, "what was replayed is written again, with the same values"
+
+
+def test_going_back_without_repeating_the_options_keeps_the_retained_checkpoints(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(**config: Any) -> JobHandle:
+        env = lab.env(2, **config).set_trigger(processing_time="0 seconds")
+        checked = lab.stream(env).key_by("key").process(Oracle(), OUTPUT, uid="oracle")
+        checked.sink_to(FileSink(str(lab.folder / "output-oracle")), uid="out")
+        return env.execute_async("oracle")
+
+    monkeypatch.setenv("CAIRN_CONFIG", json.dumps(RETAIN))
+    lab.feed(ROWS[:80], files=2)
+    job = start()
+    processed(job, 80)
+    paths = [job.trigger_checkpoint().path for _ in range(3)]
+    job.cancel()
+    monkeypatch.delenv("CAIRN_CONFIG")
+    back = start(execution__state_recovery__path=paths[1])
+    back.trigger_checkpoint()
+    back.trigger_checkpoint()
+    back.cancel()
+    kept = sorted(path.name for path in (lab.jobs / "oracle").glob("chk-*/_metadata"))
+    assert len(kept) == 5, "the options of the first start hold, also that they outlive a cancel"
+    assert "keeps its configuration of earlier runs" in caplog.text
+    caplog.clear()
+    forward = start(
+        execution__state_recovery__path=paths[0], execution__checkpointing__num_retained=1, cairn__web__enabled=False
+    )
+    assert "num-retained: 20 before, 1 now, from config" in caplog.text
+    assert "the next completed checkpoint discards chk-1, chk-2, chk-3, chk-4, chk-5" in caplog.text
+    assert len(list((lab.jobs / "oracle").glob("chk-*"))) == 5, "said before it happens"
+    forward.trigger_checkpoint()
+    until(lambda: len(list((lab.jobs / "oracle").glob("chk-*"))) == 1)
+    forward.cancel()
 
 
 def test_another_job_from_the_same_checkpoint(lab: Lab) -> None:

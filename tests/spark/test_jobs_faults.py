@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ class Poisoned(Oracle):
 
 
 class FailsOnce(Oracle):
-    """Raises late in the first attempt, after it has changed state; a file remembers that it did."""
+    """Loses its worker late in the first attempt, after it has changed state; a file remembers that it did."""
 
     def __init__(self, marker: Path, seq: int) -> None:
         self.marker = marker
@@ -53,7 +55,7 @@ class FailsOnce(Oracle):
         yield from super().process_element(value, ctx)
         if value.seq == self.seq and not self.marker.exists():
             self.marker.touch()
-            raise RuntimeError("first attempt")
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_poison_record(lab: Lab) -> None:
@@ -101,6 +103,42 @@ def test_failure_of_the_first_attempt_leaves_no_trace(lab: Lab, backend: str) ->
         assert path.exists() or seq > 2
         assert job.status() is JobStatus.FINISHED
     assert lab.written() == expected(ROWS + more)
+
+
+class Attempted(Oracle):
+    """Notes every attempt of a task that raises, and when."""
+
+    def __init__(self, log: Path, error: type[Exception], pause: float = 0.0) -> None:
+        self.log = log
+        self.error = error
+        self.pause = pause
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Result]:
+        with self.log.open("a") as file:
+            file.write(f"{time.time()}\n")
+        if self.pause and len(self.log.read_text().splitlines()) > 1:
+            time.sleep(self.pause)
+        raise self.error("the same in every attempt")
+
+
+def test_what_user_code_raises_fails_the_epoch_without_another_attempt_being_waited_for(lab: Lab) -> None:
+    lab.feed([("a", 0, 1)])
+    log = lab.folder / "attempts"
+    with pytest.raises(UserFunctionError, match="ValueError: the same in every attempt") as raised:
+        lab.oracle(function=Attempted(log, ValueError, pause=60.0))
+    waited = time.time() - float(log.read_text().splitlines()[0])
+    assert waited < 30, "the second attempt, which takes a minute, was waited for"
+    assert raised.value.facts["function"] == "Attempted.process_element"
+    assert raised.value.facts["traceback"].endswith("ValueError: the same in every attempt")
+    assert raised.value.message.endswith("The last committed epoch is intact.")
+
+
+def test_a_task_that_runs_out_of_memory_is_tried_again(lab: Lab) -> None:
+    lab.feed([("a", 0, 1)])
+    log = lab.folder / "attempts"
+    with pytest.raises(UserFunctionError, match="MemoryError"):
+        lab.oracle(function=Attempted(log, MemoryError, pause=3.0))
+    assert len(log.read_text().splitlines()) == 2, "as often as spark.task.maxFailures of this session says"
 
 
 class Emits(KeyedProcessFunction):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE
 from tests.permissions import bound_by_permissions
+from tests.spark.checkpoint_lab import until
 from tests.spark.lab import Lab
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result, expected, numbered_rows, ship
 
@@ -28,8 +30,10 @@ from cairn import (
     NoopSink,
     RuntimeContext,
     StorageError,
+    UserFunctionError,
     ValueStateDescriptor,
 )
+from cairn.api.sources import COMPACT_INTERVAL
 from cairn.coordinator import offsets
 from cairn.coordinator.compaction import Compactor
 from cairn.model.manifest import DEFER_EPOCHS
@@ -38,6 +42,22 @@ pytestmark = pytest.mark.spark
 ship(__name__)
 
 ROWS = numbered_rows(240, 19, seed=7)
+
+
+def test_a_second_start_with_nothing_new_says_so(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    lab.feed(ROWS)
+    lab.oracle()
+    assert "goes on" not in caplog.text
+    assert "nothing new" not in caplog.text
+    lab.oracle()
+    assert "job oracle goes on from epoch 0 (run 2)" in caplog.messages
+    assert "job oracle has finished: there was nothing new to read since epoch 0" in caplog.messages
+    caplog.clear()
+    env = lab.env().set_trigger(processing_time="0 seconds")
+    lab.stream(env).key_by("key").process(Oracle(), OUTPUT, uid="oracle").sink_to(FileSink(str(lab.output)), uid="out")
+    waiting = env.execute_async("oracle")
+    until(lambda: "job oracle waits for input: there is nothing new to read since epoch 0" in caplog.messages)
+    waiting.cancel()
 
 
 def test_restart_goes_on_at_any_parallelism(lab: Lab) -> None:
@@ -410,3 +430,49 @@ def test_sources_logs_are_forced_to_disk_with_their_epoch(lab: Lab, monkeypatch:
         *(spark / "sources/0" / n for n in "01"),
     }
     assert {str(path) for path in wanted} <= set(forced)
+
+
+def cut_off_a_plan(lab: Lab, job_dir: Path) -> None:
+    """Leave what a crash leaves between the two steps of planning: the source's log names the new file, Spark's offset
+    log does not."""
+    log = job_dir / "spark" / "sources" / "0"
+    entries = [line for path in log.iterdir() if path.name.isdigit() for line in path.read_text().splitlines()[1:]]
+    known = {json.loads(line)["path"].removeprefix("file://") for line in entries}
+    (file,) = {str(path) for path in lab.input.iterdir()} - known
+    number = len(entries)
+    mine = json.dumps({"path": f"file://{file}", "timestamp": int(os.path.getmtime(file) * 1000), "batchId": number})
+    together = (number + 1) % COMPACT_INTERVAL == 0
+    name = f"{number}.compact" if together else str(number)
+    (log / name).write_text("\n".join(["v1", *(entries if together else ()), mine]))
+
+
+@pytest.mark.parametrize("files", [2, COMPACT_INTERVAL - 1], ids=["plain entry", "compacted entry"])
+def test_an_epoch_takes_as_many_files_as_it_may_after_a_crash_while_it_was_planned(lab: Lab, files: int) -> None:
+    portions = [ROWS[number * 20 : number * 20 + 20] for number in range(files + 2)]
+    for portion in portions[:files]:
+        lab.feed(portion)
+    lab.oracle()
+    lab.feed(portions[files])
+    cut_off_a_plan(lab, lab.jobs / "oracle")
+    lab.feed(portions[files + 1])
+    job = lab.oracle()
+    assert [report.rows_in for report in job.epochs()] == [20, 20]
+    assert lab.written() == expected(ROWS[: 20 * (files + 2)])
+
+
+def test_the_first_epoch_takes_as_many_files_as_it_may_after_a_crash_while_it_was_planned(lab: Lab) -> None:
+    lab.feed(ROWS[:20])
+    with pytest.raises(UserFunctionError):
+        lab.oracle(function=Refusing())
+    offsets_log = lab.jobs / "oracle" / "spark" / "offsets"
+    for name in ("0", ".0.crc"):
+        (offsets_log / name).unlink()
+    lab.feed(ROWS[20:40])
+    job = lab.oracle()
+    assert [report.rows_in for report in job.epochs()] == [20, 20]
+    assert lab.written() == expected(ROWS[:40])
+
+
+class Refusing(Oracle):
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Result]:
+        raise ValueError("no row is good enough")

@@ -23,14 +23,18 @@ from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
 from cairn.api.directories import driver_directory, jobmanager_directory, sweep_leftovers
 from cairn.api.event_time import refuse_second_watermark
+from cairn.api.fail_fast import FailFast
 from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
+from cairn.api.nothing_new import NothingNew, tell_start
+from cairn.api.planned import complete_plan
 from cairn.api.planning import JobShape, RestorePlan
 from cairn.api.probing import probe
 from cairn.api.progress import SourceRows
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
+from cairn.api.remembering import announce_discards, recall
 from cairn.api.requests import actions_of
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.snapshots import find
@@ -49,6 +53,7 @@ from cairn.api.stream import DataStream
 from cairn.api.topology import topology
 from cairn.api.workers import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
+from cairn.config.remembered import restart_keys
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
@@ -65,7 +70,7 @@ from cairn.model.pyflink import PyFlinkNames
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
-from cairn.storage.checkpoints import held
+from cairn.storage.checkpoints import CheckpointStore, held
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 from cairn.storage.manifests import Runs, load_identity
 from cairn.storage.probe import check_promises
@@ -108,7 +113,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
         `set_*` methods win over both.
         """
         told = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
-        settings = configuration.parse(config or {}, told)
+        settings = configuration.parse(config or {}, told, origins=("config", "-D"))
         load_backend(settings.backend)
         if spark is None:
             spark = local_session(settings.spark)
@@ -166,7 +171,8 @@ class StreamExecutionEnvironment(PyFlinkNames):
             raise InvalidInputError(
                 f"set_restart_strategy takes what RestartStrategies gives, not {type(strategy).__name__}"
             )
-        settings = replace(self._settings, restart=strategy)
+        given = {**self._settings.given, **dict.fromkeys(restart_keys(strategy.type), "code")}
+        settings = replace(self._settings, restart=strategy, given=given)
         configuration.check(settings)
         self._settings = settings
         return self
@@ -263,7 +269,8 @@ class StreamExecutionEnvironment(PyFlinkNames):
             )
         job_id = layout.checked(settings.job_id or layout.slug(job_name), "job id")
         files = LocalFileSystem(os.path.join(local_root(settings.directory), job_id))
-        settings = replace(settings, parallelism=parallelism)
+        self._settings = recall(files, job_name, self._settings)
+        settings = replace(self._settings, directory=settings.directory, parallelism=parallelism)
         policy = RestartPolicy(settings.restart, settings.checkpoints)
         publisher = Publisher(files, job_id, settings)
         handle = JobHandle(
@@ -279,6 +286,8 @@ class StreamExecutionEnvironment(PyFlinkNames):
         spent = (time.perf_counter() - began) * 1000
         sweep_leftovers(files)
         newest = recovered.manifest.epoch if recovered.manifest is not None else -1
+        if recovered.manifest is not None and recovered.manifest.run != recovered.run.run:
+            tell_start(job_name, recovered.run.run, newest)
         tell_of_unfinished_stops(files, job_id, newest)
         again = replace(settings, restore_path="")
 
@@ -291,6 +300,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
         handle._restart = restart
         handle._release = self._close_sinks
         self._tell(publisher, recovered, settings.restore_path, spent)
+        announce_discards(CheckpointStore(files), job_name, recovered, settings.checkpoints)
         self._start(handle, files, recovered, settings)
         return handle
 
@@ -375,6 +385,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
             source_names=names,
             timekeeper=TimeKeeper(steady, settings.max_jump_ms, settings.max_downtime_ms, settings.time_reset),
         )
+        complete_plan(spark_folder, names, int(time.time() * 1000))
         with query_settings(spark):
             frame = with_ticks(spark, frame) if self._timers else frame
             writer = frame.writeStream.foreachBatch(handle._guarded(batches.between(loop.run_epoch)))
@@ -385,7 +396,14 @@ class StreamExecutionEnvironment(PyFlinkNames):
             handle._publisher.watch(SourceRows(query, names, vertices))
         control = Control(steady, coordinator, actions_of(handle))
 
+        failing = FailFast(spark, str(query.runId))
+
+        fresh = handle._query is None and manifest is not None
+        idle = NothingNew(handle.name, manifest.epoch if fresh else None, query, lambda: len(handle.epochs()))
+
         def between() -> None:
+            failing.look()
+            idle.look()
             control.serve()
             if handle._publisher is not None:
                 handle._publisher.look()

@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from cairn.api.failures import Collisions, from_outside, jvm_gone, needs_new_process, note_damage, why_failed
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts, wind_down
+from cairn.api.nothing_new import tell_end
 from cairn.api.publishing import Publisher
 from cairn.api.recovery import Recovered
 from cairn.api.retention import discard_all, keeps_checkpoints
@@ -331,6 +332,8 @@ class JobHandle(PyFlinkNames):
             self._publisher.recorder.flush()
             self._publisher.failed(failure, restarting=False)
         else:
+            if not (self._canceled or self._stopped):
+                tell_end(self.name, self.restored_epoch, len(self._reports))
             self._publisher.ended("canceled" if self._canceled else "stopped" if self._stopped else "finished")
 
     def _wait_for_query(self) -> None:

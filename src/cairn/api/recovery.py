@@ -145,7 +145,7 @@ def recover(
     prepare()
     expected = Runs(files).newest() + 1
     brought = _brought(snapshot, files, identity, plan, restorer, expected, now_ms)
-    run = Runs(files).take(parallelism, now_ms)
+    run = Runs(files).take(parallelism, now_ms, settings.remembered)
     drop_stale_claims(files, identity)
     judged = snapshot
     if snapshot is not None and not named:  # the run before may have committed since: judge what is there now

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from cairn.errors import CairnError, CorruptFileError, FencedError, IncompatibleStateError, StorageError
 from cairn.logs import get_logger
+from cairn.storage import layout
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import Runs
+from cairn.storage.manifests import ManifestStore, Runs
 
 _log = get_logger("cairn.job")
 
@@ -22,6 +25,26 @@ def keeps_checkpoints(retention: str, canceled: bool, failure: CairnError | None
     return failure is not None and retention != "NO_EXTERNALIZED_CHECKPOINTS"
 
 
+def way_back(store: CheckpointStore) -> int:
+    """The checkpoint that a restore in place went back to last, 0 if there is none or a newer one can take its place.
+
+    As long as no checkpoint of the history since then is complete, it is the newest way back.
+    """
+    manifests = ManifestStore(store.files)
+    restores = manifests.restores()
+    if not restores:
+        return 0
+    target, made = max(restores, key=lambda pair: pair[1])
+    checkpoints = store.all()
+    if any(checkpoint.manifest.epoch >= made for checkpoint in checkpoints):
+        return 0
+    alike = [checkpoint.id for checkpoint in checkpoints if checkpoint.manifest.epoch == target]
+    newest = manifests.newest()
+    origin = newest.origin.rpartition("#")[0] if newest is not None else ""
+    named = layout.checkpoint_number(os.path.basename(origin)) if os.path.dirname(origin) == store.files.root else None
+    return named if named in alike else max(alike, default=0)
+
+
 def discard_all(files: LocalFileSystem, name: str, run: int) -> None:
     """Discard the checkpoints of a job that has ended.
 
@@ -29,7 +52,10 @@ def discard_all(files: LocalFileSystem, name: str, run: int) -> None:
     deletion may take its time; else the newer run may count on the checkpoints, and they stay.
     """
     store = CheckpointStore(files)
-    numbers = store.numbers()
+    spared = way_back(store)
+    if spared:
+        _log.warning("chk-%d of job %s stays: the job went back to it and has no newer checkpoint", spared, name)
+    numbers = [number for number in store.numbers() if number != spared]
     if not numbers:
         return
     try:

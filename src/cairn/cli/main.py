@@ -206,6 +206,14 @@ def checkpoints(
 
 
 @app.command()
+def config(job: JobArgument, directory: DirOption = None, as_json: JsonOption = False) -> None:
+    """Show the configuration that a job remembers, and where each value comes from."""
+    from cairn.cli.config import show_config
+
+    raise typer.Exit(show_config(job, directory, Output(as_json=as_json)))
+
+
+@app.command()
 def checkpoint(
     job: JobArgument,
     directory: DirOption = None,

@@ -7,8 +7,9 @@ effect. `spark.*` keys are handed to the local Spark session that the environmen
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from cairn.config.settings import (
     RETENTIONS,
     STORAGES,
     CheckpointSettings,
+    RememberedOption,
     RestartSettings,
     Settings,
     WebSettings,
@@ -43,6 +45,7 @@ __all__ = [
     "RETENTIONS",
     "STORAGES",
     "CheckpointSettings",
+    "RememberedOption",
     "RestartSettings",
     "Settings",
     "WebSettings",
@@ -58,8 +61,8 @@ _PARAMETER = "pipeline.global-job-parameters."
 _KEYS = {name: key for key, (name, _, _) in OPTIONS.items()}
 
 
-def parse(*layers: Mapping[str, Any]) -> Settings:
-    """Settings from one or more maps of keys; a later map wins."""
+def parse(*layers: Mapping[str, Any], origins: Sequence[str] = ()) -> Settings:
+    """Settings from one or more maps of keys; a later map wins. `origins` says where each map comes from."""
     options: list[Mapping[str, Any]] = []
     spark: dict[str, str] = {}
     parameters: dict[str, str] = {}
@@ -75,12 +78,12 @@ def parse(*layers: Mapping[str, Any]) -> Settings:
             else:
                 own[given] = value
         options.append(own)
-    return _changed(Settings(spark=spark, parameters=parameters), options)
+    return _changed(Settings(spark=spark, parameters=parameters), options, origins)
 
 
-def with_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
-    """A checked copy of the settings in which these keys have these values."""
-    return _changed(settings, [options])
+def with_options(settings: Settings, options: Mapping[str, Any], origin: str = "code") -> Settings:
+    """A checked copy of the settings in which these keys have these values. An empty origin: nobody has set them."""
+    return _changed(settings, [options], [origin])
 
 
 def check(settings: Settings) -> None:
@@ -91,33 +94,36 @@ def check(settings: Settings) -> None:
     _check(settings, {})
 
 
-def _changed(settings: Settings, layers: Iterable[Mapping[str, Any]]) -> Settings:
+def _changed(settings: Settings, layers: Iterable[Mapping[str, Any]], origins: Sequence[str]) -> Settings:
     parts: dict[str, dict[str, Any]] = {"": {}}
     given_as: dict[str, str] = {}
-    for layer in layers:
+    given = dict(settings.given)
+    for layer, origin in zip_longest(layers, origins, fillvalue=""):
         here: dict[str, str] = {}
-        for given, value in layer.items():
-            name, read = _option(given)
+        for key, value in layer.items():
+            name, read = _option(key)
             part, _, inner = name.rpartition(".")
             fields = parts.setdefault(part, {})
             try:
                 wanted = read(value)
             except ValueError as error:
-                raise InvalidInputError(f"option {given}: {error}", option=given) from None
+                raise InvalidInputError(f"option {key}: {error}", option=key) from None
             if name in here and fields[inner] != wanted:
                 first = here[name]
                 raise InvalidInputError(
-                    f"options {first} and {given} are two names of one setting and have different values, "
+                    f"options {first} and {key} are two names of one setting and have different values, "
                     f"{layer[first]!r} and {value!r}; leave one of them out",
-                    option=given,
+                    option=key,
                 )
             fields[inner] = wanted
-            given_as[name] = here[name] = given
+            given_as[name] = here[name] = key
+            if origin:
+                given[_KEYS[name]] = str(origin)
     own = parts.pop("")
     if own.get("max_parallelism") == -1:
         own["max_parallelism"] = 0
     own.update((part, replace(getattr(settings, part), **changes)) for part, changes in parts.items())
-    changed = replace(settings, **own)
+    changed = replace(settings, **own, given=given)
     _check(changed, given_as)
     return changed
 

@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 DEFAULT_DIRECTORY = "./cairn-data"
 MAX_INLINE = 1 << 20
 MIN_CHECKPOINT_MS = 10
@@ -20,6 +22,16 @@ RESTART_TYPES = ("none", "fixed-delay", "failure-rate", "exponential-delay")
 def default_local_directory() -> str:
     """Where working stores live unless told otherwise: private to the user, on the host's own disk."""
     return os.path.join(tempfile.gettempdir(), f"cairn-{os.getuid() if hasattr(os, 'getuid') else 0}")
+
+
+class RememberedOption(msgspec.Struct, frozen=True):
+    """An option that a job was given explicitly, as a record of a run keeps it."""
+
+    value: bool | int | float | str | list[str]
+    origin: str
+    """Where it was set: `-D`, `config` or `code`."""
+    run: int = 0
+    """The run that was given it; 0 until that run has a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +120,7 @@ class Settings:
     web: WebSettings = field(default_factory=WebSettings)
     parameters: Mapping[str, str] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The options that were set explicitly, and where: `-D`, `config` or `code`."""
+    remembered: Mapping[str, RememberedOption] = field(default_factory=dict, compare=False)
+    """What the job's directory will keep of these settings for later runs (`config/remembered.py`)."""

@@ -34,7 +34,7 @@ class FileSource:
 
     `text` gives a column `value` with a row for each line; the other formats need a `schema` in Spark's DDL. `options`
     go to Spark's reader (`header`, `multiLine`, `pathGlobFilter`, ...). `files_per_epoch` limits how many new files
-    one epoch takes.
+    one epoch takes, also the first one after a crash.
     """
 
     def __init__(

@@ -15,18 +15,18 @@ A decision against the batch time is stored before the epoch runs, so that a rep
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from cairn.errors import CorruptFileError, EpochFailedError
+from cairn.logs import get_logger
 from cairn.model.manifest import Manifest
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 
-_log = logging.getLogger("cairn.job")
+_log = get_logger("cairn.job")
 
 _instants: dict[str, tuple[str, float]] = {}
 """By directory of a job: the commit that this process made last, and the monotonic time of its epoch. It outlives a

@@ -10,10 +10,12 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 
 import msgspec
 import xxhash
 
+from cairn.config import RememberedOption
 from cairn.errors import (
     CorruptFileError,
     FencedError,
@@ -22,12 +24,14 @@ from cairn.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from cairn.logs import get_logger
 from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import container, layout
 from cairn.storage.container import HEAD
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.ownership import Writer
 
+_log = get_logger("cairn.job")
 _MAGIC = b"CAIRNMF"
 _decode = msgspec.msgpack.Decoder(Manifest).decode
 _decode_restores = msgspec.json.Decoder(list[tuple[int, int]]).decode
@@ -59,6 +63,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     parallelism: int
     token: str = ""
     """Tells this run from one of the same number in another copy of the directory."""
+    configuration: Mapping[str, RememberedOption] = {}
+    """The options that the job was given explicitly, in this run or an earlier one. Nothing here is secret."""
 
     def describe(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started_ms / 1000))
@@ -254,12 +260,31 @@ class Runs:
         except (NotFoundError, msgspec.MsgspecError):
             return None
 
-    def take(self, parallelism: int, now_ms: int) -> RunRecord:
+    def configuration(self) -> Mapping[str, RememberedOption]:
+        """What the job remembers of its configuration: the record of its newest run that can be read has it."""
+        for run in range(self.newest(), 0, -1):
+            record = self.record(run)
+            if record is not None:
+                return record.configuration
+            _log.warning(
+                "%s/%s cannot be read: the configuration of the run before it counts", self.files.root,
+                layout.run_path(run),
+            )  # fmt: skip
+        return {}
+
+    def take(
+        self, parallelism: int, now_ms: int, configuration: Mapping[str, RememberedOption] | None = None
+    ) -> RunRecord:
         """Become the newest run. From here on every older one stops at its next commit."""
         number = 0
         while True:
             number = max(self.newest(), number) + 1  # a listing may lag behind what is there
-            record = RunRecord(number, socket.gethostname(), os.getpid(), now_ms, parallelism, uuid.uuid4().hex[:12])
+            remembered = {
+                key: option if option.run else msgspec.structs.replace(option, run=number)
+                for key, option in (configuration or {}).items()
+            }
+            token = uuid.uuid4().hex[:12]
+            record = RunRecord(number, socket.gethostname(), os.getpid(), now_ms, parallelism, token, remembered)
             try:
                 self.files.create(layout.run_path(record.run), msgspec.json.encode(record))
                 return record

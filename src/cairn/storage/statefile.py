@@ -22,7 +22,6 @@ key group; in sections with entries, and in snapshots, also by key and entry.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,0 +1,50 @@
+"""Says from where a job goes on, and that there is nothing new to read: a start must not look as if it did nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cairn.logs import get_logger
+
+_log = get_logger("cairn.job")
+_WAITING = "Waiting for data to arrive"
+"""What Spark calls the state of a query whose sources have nothing new."""
+
+
+def tell_start(name: str, run: int, epoch: int) -> None:
+    """A run goes on from an epoch that an earlier one committed."""
+    _log.warning("job %s goes on from epoch %d (run %d)", name, epoch, run)
+
+
+def tell_end(name: str, epoch: int | None, epochs: int) -> None:
+    """A job has finished after so many epochs of its own."""
+    if epoch is not None and epochs == 0:
+        _log.warning("job %s has finished: there was nothing new to read since epoch %d", name, epoch)
+
+
+class NothingNew:
+    """Says once that a run which goes on from an epoch waits for input. Called again and again until it has."""
+
+    def __init__(self, name: str, epoch: int | None, query: Any, epochs: Callable[[], int]) -> None:
+        self._name = name
+        self._epoch = epoch
+        self._query = query
+        self._epochs = epochs
+        self._done = epoch is None
+
+    def look(self) -> None:
+        if self._done:
+            return
+        if self._epochs():
+            self._done = True
+        elif self._waits():
+            self._done = True
+            _log.warning("job %s waits for input: there is nothing new to read since epoch %d", self._name, self._epoch)
+
+    def _waits(self) -> bool:
+        try:
+            return bool(self._query.status["message"] == _WAITING)
+        except Exception as error:  # noqa: BLE001 - the JVM may be gone, which others find out
+            _log.debug("the state of the query is not known: %s", error)
+            return False
