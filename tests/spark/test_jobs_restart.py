@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.permissions import bound_by_permissions
-from tests.spark.checkpoint_lab import until
 from tests.spark.lab import Lab
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result, expected, numbered_rows, ship
 

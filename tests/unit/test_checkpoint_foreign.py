@@ -225,7 +225,7 @@ def test_with_a_checkpoint_that_cannot_be_read_no_state_file_goes(
     assert damage(store.files, checkpoint.manifest, thorough=True, checkpoint=checkpoint) == ""
     for path in files:
         os.utime(path, (0, 0))
-    Retained(CheckpointStore(store.files), 1, 5, SystemClock()).discard(1)
+    CheckpointStore(store.files).discard(1)
     assert sweep(store.files), "a later run takes what nobody needs"
 
 

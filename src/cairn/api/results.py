@@ -22,7 +22,7 @@ from cairn.connectors.base import BaseSink
 from cairn.model.pyflink import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import row_columns
-from cairn.view.words import printable
+from cairn.text import one_line
 
 _POLL_SECONDS = 0.1
 _ENDED = (JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED)
@@ -185,4 +185,4 @@ def shown(value: Any) -> str:
         return f"[{', '.join(map(shown, value))}]"
     if isinstance(value, dt.datetime):
         return value.isoformat(sep=" ")
-    return printable(str(value)).replace("\n", "\\n").replace("\t", "\\t")
+    return one_line(str(value))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from operator import attrgetter
 from typing import Any
 
@@ -98,7 +97,8 @@ def _changed(settings: Settings, layers: Iterable[Mapping[str, Any]], origins: S
     parts: dict[str, dict[str, Any]] = {"": {}}
     given_as: dict[str, str] = {}
     given = dict(settings.given)
-    for layer, origin in zip_longest(layers, origins, fillvalue=""):
+    for place, layer in enumerate(layers):
+        origin = origins[place] if place < len(origins) else ""
         here: dict[str, str] = {}
         for key, value in layer.items():
             name, read = _option(key)
