@@ -398,8 +398,8 @@ class StreamExecutionEnvironment(PyFlinkNames):
 
         failing = FailFast(spark, str(query.runId))
 
-        fresh = handle._query is None and manifest is not None
-        idle = NothingNew(handle.name, manifest.epoch if fresh else None, query, lambda: len(handle.epochs()))
+        since = manifest.epoch if manifest is not None and handle._query is None else None
+        idle = NothingNew(handle.name, since, query, lambda: len(handle.epochs()))
 
         def between() -> None:
             failing.look()

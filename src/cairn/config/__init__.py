@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -98,7 +98,7 @@ def _changed(settings: Settings, layers: Iterable[Mapping[str, Any]], origins: S
     parts: dict[str, dict[str, Any]] = {"": {}}
     given_as: dict[str, str] = {}
     given = dict(settings.given)
-    for layer, origin in zip_longest(layers, origins, fillvalue=""):
+    for layer, origin in zip(layers, chain(origins, repeat("")), strict=False):
         here: dict[str, str] = {}
         for key, value in layer.items():
             name, read = _option(key)
@@ -118,7 +118,7 @@ def _changed(settings: Settings, layers: Iterable[Mapping[str, Any]], origins: S
             fields[inner] = wanted
             given_as[name] = here[name] = key
             if origin:
-                given[_KEYS[name]] = str(origin)
+                given[_KEYS[name]] = origin
     own = parts.pop("")
     if own.get("max_parallelism") == -1:
         own["max_parallelism"] = 0
