@@ -74,6 +74,10 @@ class Disk:
         self.calls = 0
         self.leap_ms = 0
         """Hours that have passed beside the ticks."""
+        self.stopped = False
+        """Nothing happens any more: a rule was broken."""
+        self.prompt: set[str] = set()
+        """Roots whose listings never lag: sinks write to local disks."""
         self.on_crash: Callable[[], None] = lambda: None
         self._changes: list[tuple[int, str, Stored | None]] = []
 
@@ -85,6 +89,8 @@ class Disk:
         actor = scheduler.current
         if actor is None:
             return False
+        if self.stopped:
+            raise Crash(actor.name)
         self.calls += 1
         faults = self.faults
         lost = False
@@ -280,7 +286,7 @@ class SimulatedFileSystem:
 
     def _lagging(self, shown: set[str], inside: Callable[[str], bool]) -> set[str]:
         actor = self.disk.scheduler.current
-        if actor is None or not self.disk.faults.lag:
+        if actor is None or not self.disk.faults.lag or self._root in self.disk.prompt:
             return shown
         return self.disk.lagging(actor.name, actor.count("lag"), shown, inside)
 

@@ -34,6 +34,8 @@ class Job:
     sink: str
     model: JobModel
     drivers: list[Driver] = field(default_factory=list)
+    origin: tuple[Job, int] | None = None
+    """The checkpoint of another job that this one begins with."""
 
     def living(self) -> list[Driver]:
         return [driver for driver in self.drivers if driver.alive]
@@ -99,6 +101,8 @@ class World:
         root, sink = f"/sim/{name}", f"/sim/{name}-out"
         model = JobModel(self.disk, root, sink, self.source, self.retained, self.num_retained)
         job = Job(name, root, sink, model)
+        model.withdraws = lambda number: self._withdraws(job, number)
+        self.disk.prompt.add(sink)
         self.jobs.append(job)
         return job
 
@@ -117,8 +121,15 @@ class World:
     def broken(self, violation: Violation) -> None:
         if self.violation is None:
             self.violation = violation
+            self.disk.stopped = True
             actor = self.scheduler.current
             self.disk._note(actor.name if actor is not None else "end", "!!", str(violation))
+
+    def _withdraws(self, job: Job, number: int) -> bool:
+        actor = self.scheduler.current
+        newest = max(job.drivers, key=lambda driver: driver.run)
+        mine = actor is not None and actor.process is newest.process
+        return mine and newest.stopping and job.model.listed[number].run == newest.run
 
     def _crash(self) -> None:
         actor = self.scheduler.current
@@ -142,6 +153,9 @@ class World:
         others = [other for other in driver.job.drivers if other is not driver and (other.alive or other.run > driver.run)]
         if others and isinstance(error, CairnError):
             return
+        origin = driver.job.origin
+        if origin is not None and origin[1] not in origin[0].model.listed and isinstance(error, CairnError):
+            return  # the other job has let its checkpoint go meanwhile
         self.broken(Violation("no error without a cause", f"{driver.name} failed: {type(error).__name__}: {error}"))
 
     def straggler_failed(self, context: EpochContext, error: Exception) -> None:
@@ -205,24 +219,33 @@ class World:
             name = f"operator round {round_}"
             for job in list(self.jobs):
                 living = job.living()
-                if not living or (len(living) < 3 and self.choices.chance(f"{name}/{job.name}/takeover", 0.25)):
+                if job.origin is not None and not job.model.order:
+                    if not living and job.origin[1] in job.origin[0].model.listed:
+                        self._start(job, f"{name}/{job.name}")
+                elif not living or (len(living) < 3 and self.choices.chance(f"{name}/{job.name}/takeover", 0.25)):
                     self._start(job, f"{name}/{job.name}")
                 elif self.choices.chance(f"{name}/{job.name}/stop", 0.06):
                     self.counters.add("stops")
                     living[-1].stopping = True
                 if len(self.jobs) == 1 and job.model.listed and self.choices.chance(f"{name}/fork", 0.03):
                     self._fork(job, name)
-            done = all(len(job.model.order) >= self.epochs for job in self.jobs)
+            done = all(len(job.model.order) >= self.epochs for job in self.jobs if job.model.order or not job.origin)
             if done or sum(len(job.drivers) for job in self.jobs) >= _MOST_DRIVERS:
                 self._over = True
                 return
             self.scheduler.take(self.choices.one_of(f"{name}/sleep", (300, 40, 120, 700)))
 
-    def _start(self, job: Job, name: str, restore: str = "", declared: Declared | None = None) -> Driver:
+    def _start(self, job: Job, name: str) -> Driver:
         choices = self.choices
         settings = self.settings
         listed = sorted(job.model.listed)
-        if not restore and listed and choices.chance(f"{name}/rollback", 0.12):
+        restore = ""
+        declared = None
+        if job.origin is not None and not job.model.order:
+            other, number = job.origin
+            restore = f"{other.root}/chk-{number}"
+            declared = _declared(other.model.commits[other.model.listed[number].manifest.epoch], own=False)
+        elif listed and choices.chance(f"{name}/rollback", 0.12):
             number = listed[choices.below(f"{name}/rollback to", len(listed))]
             checkpoint = job.model.listed[number]
             commit = job.model.commits[checkpoint.manifest.epoch]
@@ -243,9 +266,10 @@ class World:
     def _fork(self, job: Job, name: str) -> None:
         listed = sorted(job.model.listed)
         number = listed[self.choices.below(f"{name}/fork of", len(listed))]
-        commit = job.model.commits[job.model.listed[number].manifest.epoch]
         self.counters.add("forks")
-        self._start(self._add_job("fork"), f"{name}/fork", f"{job.root}/chk-{number}", _declared(commit, own=False))
+        fork = self._add_job("fork")
+        fork.origin = (job, number)
+        self._start(fork, f"{name}/fork")
 
     def _settle(self) -> None:
         """No more faults; everybody who is left goes on to the end; then a fresh driver must go on with each job."""

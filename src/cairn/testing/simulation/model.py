@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -76,6 +77,8 @@ class JobModel:
         self.declared: list[Declared] = []
         """Restores under way."""
         self.restores = 0
+        self.withdraws: Callable[[int], bool] = lambda number: False
+        """Whether a checkpoint is deleted by the very run that has just completed it, and is ending."""
         self._decoded: dict[str, dict[bytes, int | None]] = {}
 
     @property
@@ -184,7 +187,7 @@ class JobModel:
     def _checkpoint(self, what: str, number: int, path: str, data: bytes) -> None:
         if what == "delete":
             kept = sorted(self.listed, key=lambda n: (not self._given_up(self.listed[n]), n))[-self._num_retained :]
-            if number in kept and number in self.listed:
+            if number in kept and number in self.listed and not self.withdraws(number):
                 raise Violation("what is needed stays", f"checkpoint {number} was deleted, which is retained")
             self.listed.pop(number, None)
             return
