@@ -113,7 +113,7 @@ class Driver:
     def _recover(self, files: SimulatedFileSystem) -> tuple[Recovered, FileSink]:
         sink = FileSink(self.job.sink, format="json")
         sink.uid = "out"
-        spec, _ = operator(self.parallelism)
+        spec = operator(self.parallelism)
         with held(self.settings.restore_path):
             recovered = recover(
                 files, "job", "job", self.settings, self.parallelism, GROUPS, [UID],  # type: ignore[arg-type]

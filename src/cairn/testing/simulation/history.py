@@ -316,7 +316,7 @@ def _declared(commit: Committed, own: bool) -> Declared:
     return Declared(commit.state, position_of(commit.manifest.offsets), commit.epoch, own)
 
 
-_MEMORY = (
+MEMORY = (
     ("cairn.state.store", "_resident", Memory("stores")),
     ("cairn.runtime.task", "_manifests", Memory("manifests")),
 )
@@ -332,6 +332,6 @@ def simulate(
         if in_place:
             world.run()
         else:
-            with system.installed(_MEMORY):
+            with system.installed(MEMORY):
                 world.run()
     return world.outcome()

@@ -16,14 +16,16 @@ import pyarrow as pa
 import xxhash
 
 from cairn.errors import EpochFailedError
+from cairn.model import keygroups
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
+from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.kinds import PROCESS
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.task import run_task
 from cairn.storage.filesystem import FileSystem
-from cairn.testing.cluster import Shuffle, arrow_schema, fresh, outputs_of
+from cairn.testing.cluster import arrow_schema, fresh, outputs_of
 from cairn.testing.simulation.disk import Disk
 from cairn.testing.simulation.scheduler import Crash, Process, Scheduler
 
@@ -72,20 +74,34 @@ class Source:
 
 
 @functools.cache
-def operator(parallelism: int) -> tuple[OperatorSpec, Shuffle]:
-    """The operator of the simulated job, and how rows get to its subtasks."""
-    spec = OperatorSpec(
+def operator(parallelism: int) -> OperatorSpec:
+    """The operator of the simulated job."""
+    return OperatorSpec(
         uid=UID, name="Totals", function=Totals(), vectorised=False, parallelism=parallelism, max_parallelism=GROUPS,
         key_columns=(0,), key_types=(("key", "string"),), columns=("key", "n"), output=arrow_schema(OUTPUT),
         event_time=-1, backend="hashmap", bare_out=False, tagged=False, sides=(), kind=PROCESS,
     )  # fmt: skip
-    return spec, Shuffle(arrow_schema(INPUT), (0,), ["string"])
 
 
-@functools.lru_cache(100_000)
-def _batches(rows: tuple[Row, ...], parallelism: int) -> list[list[pa.RecordBatch]]:
-    spec, shuffle = operator(parallelism)
-    return shuffle.split(shuffle.batch(rows, spec.max_parallelism), parallelism, spec.max_parallelism)
+_SCHEMA = arrow_schema(INPUT).append(pa.field(GROUP_COLUMN, pa.int32()))
+
+
+@functools.cache
+def _group(key: str) -> int:
+    return keygroups.key_group((key,), ["string"], GROUPS)
+
+
+def _batches(rows: Sequence[Row], parallelism: int) -> list[list[pa.RecordBatch]]:
+    """The batch of each subtask: its rows, and the one row that every subtask gets in every epoch."""
+    parts: list[list[tuple[str | None, int | None, int]]] = [[] for _ in range(parallelism)]
+    for key, n in rows:
+        parts[keygroups.subtask_of(_group(key), parallelism, GROUPS)].append((key, n, _group(key)))
+    made = []
+    for subtask, part in enumerate(parts):
+        keys, numbers, groups = zip(*part, (None, None, -subtask - 1), strict=True)
+        columns = [pa.array(keys, pa.string()), pa.array(numbers, pa.int64()), pa.array(groups, pa.int32())]
+        made.append([pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)])
+    return made
 
 
 class Worker:
@@ -224,7 +240,7 @@ class SimulatedCluster:
         worker.busy = True
         try:
             made: list[Row] = []
-            spec, _ = operator(self._parallelism)
+            spec = operator(self._parallelism)
             for output in run_task(
                 fresh(spec), batches, context, self._world.next_attempt(),
                 lambda ack: acks.append(msgspec.msgpack.encode(ack)), self._files,
