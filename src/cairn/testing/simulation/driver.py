@@ -30,7 +30,7 @@ from cairn.storage.manifests import Runs
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import SimulatedFileSystem
 from cairn.testing.simulation.model import Declared
-from cairn.testing.simulation.scheduler import Process, Thread
+from cairn.testing.simulation.scheduler import NEVER, Process, Thread
 from cairn.testing.simulation.spark import (
     GROUPS,
     SOURCE,
@@ -70,10 +70,17 @@ class Driver:
         self.epochs = 0
         self.limit = 1 << 30
         self.error: BaseException | None = None
+        self.since = world.scheduler.now
+        self._ended_at = 0
 
     @property
     def alive(self) -> bool:
         return not self.ended and not self.process.dead
+
+    @property
+    def until(self) -> int:
+        """When it ended, or when its process was killed; far in the future while it is alive."""
+        return NEVER if self.alive else max(self._ended_at, self.process.died)
 
     def start(self) -> None:
         self.world.scheduler.spawn(f"{self.name} loop", self.process, self._main)
@@ -108,6 +115,7 @@ class Driver:
             except Exception as error:  # noqa: BLE001 - the world judges it
                 self.error = self.error or error
         self.ended = True
+        self._ended_at = self.world.scheduler.now
         self.world.driver_ended(self)
 
     def _recover(self, files: SimulatedFileSystem) -> tuple[Recovered, FileSink]:
@@ -132,7 +140,8 @@ class Driver:
     ) -> tuple[CheckpointCoordinator, EpochLoop, str]:
         steady = system.steady(files)
         store = CheckpointStore(steady)
-        store.remove_unfinished()
+        for number in getattr(store, "remove_unfinished", list)():
+            self.world.counters.add("unfinished checkpoints removed", number > 0)
         coordinator = CheckpointCoordinator(
             self.settings.checkpoints, store, JobFacts("job", "job", self.run), Snapshots(self), recovered.manifest,
             self._intolerable, clock=system.Clock(),

@@ -101,7 +101,6 @@ class World:
         root, sink = f"/sim/{name}", f"/sim/{name}-out"
         model = JobModel(self.disk, root, sink, self.source, self.retained, self.num_retained)
         job = Job(name, root, sink, model)
-        model.withdraws = lambda number: self._withdraws(job, number)
         self.disk.prompt.add(sink)
         self.jobs.append(job)
         return job
@@ -112,11 +111,15 @@ class World:
         self._digest.update(f"{what} {path}\n".encode())
         if self.violation is not None:
             return
+        actor, self.scheduler.current = self.scheduler.current, None  # who looks is not part of the history
         try:
             for job in self.jobs:
                 job.model.changed(what, path, data)
         except Violation as violation:
+            self.scheduler.current = actor
             self.broken(violation)
+        finally:
+            self.scheduler.current = actor
 
     def broken(self, violation: Violation) -> None:
         if self.violation is None:
@@ -124,12 +127,6 @@ class World:
             self.disk.stopped = True
             actor = self.scheduler.current
             self.disk._note(actor.name if actor is not None else "end", "!!", str(violation))
-
-    def _withdraws(self, job: Job, number: int) -> bool:
-        actor = self.scheduler.current
-        newest = max(job.drivers, key=lambda driver: driver.run)
-        mine = actor is not None and actor.process is newest.process
-        return mine and newest.stopping and job.model.listed[number].run == newest.run
 
     def _crash(self) -> None:
         actor = self.scheduler.current
@@ -149,9 +146,11 @@ class World:
         self.counters.add(f"ended by {type(error).__name__}")
         if isinstance(error, (FencedError, Conflict)) or passes(error):
             return
-        # Whoever was overtaken, or starts while another one works, may find anything missing.
-        others = [other for other in driver.job.drivers if other is not driver and (other.alive or other.run > driver.run)]
+        # Whoever runs beside another driver may find anything missing or changed. It must say so, and do no harm.
+        others = [other for other in driver.job.drivers if other is not driver and other.until > driver.since]
         if others and isinstance(error, CairnError):
+            return
+        if isinstance(error, OSError) and any(other.run > driver.run for other in others):
             return
         origin = driver.job.origin
         if origin is not None and origin[1] not in origin[0].model.listed and isinstance(error, CairnError):
@@ -298,6 +297,7 @@ class World:
     def outcome(self) -> Outcome:
         counters = dict(self.counters.counts)
         counters["epochs"] = sum(len(job.model.order) for job in self.jobs)
+        counters["late commits"] = sum(len(job.model.void) for job in self.jobs)
         counters["restores"] = sum(job.model.restores for job in self.jobs)
         self._digest.update(str(self.scheduler.now).encode())
         return Outcome(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,10 +17,10 @@ from cairn.errors import CairnError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest, StateHandle, gave_up, inline_key
 from cairn.storage import layout
-from cairn.storage.checkpoints import decode_checkpoint
+from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.manifests import decode_manifest
 from cairn.storage.statefile import StateFile
-from cairn.testing.simulation.disk import Disk
+from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
 from cairn.testing.simulation.spark import UID, Row, Source, State, position_of
 
 
@@ -77,8 +76,9 @@ class JobModel:
         self.declared: list[Declared] = []
         """Restores under way."""
         self.restores = 0
-        self.withdraws: Callable[[int], bool] = lambda number: False
-        """Whether a checkpoint is deleted by the very run that has just completed it, and is ending."""
+        self.void: set[str] = set()
+        """Commits of overtaken runs that came after a commit of a newer one."""
+        self._completed_any = False
         self._decoded: dict[str, dict[bytes, int | None]] = {}
 
     @property
@@ -102,38 +102,35 @@ class JobModel:
             elif top.startswith("chk-"):
                 number = layout.checkpoint_number(top)
                 if number is not None and rest == layout.METADATA:
-                    self._checkpoint(what, number, path, data)
+                    self._checkpoint(what, number)
                 elif what == "delete":
                     self._deleted(inside)
         elif path.startswith(f"{self._sink}/part-"):
             self._shown(what, path[len(self._sink) + 1 :], data)
 
     def _epoch(self, what: str, number: int, path: str, data: bytes) -> None:
-        if what == "delete":
-            for epoch in self.order[-self._retained :]:
-                commit = self.commits[epoch]
-                if number == epoch or number in commit.inline:
-                    raise Violation(
-                        "what is needed stays",
-                        f"the manifest of epoch {number} was deleted, which "
-                        + ("is retained" if number == epoch else f"holds state of epoch {epoch}"),
-                    )
-            return
         try:
             manifest = decode_manifest(data, path)
         except CairnError:
-            return  # a name that is held for good, or what is not whole
-        self._committed(number, manifest)
+            return  # what is not whole: the epoch did not happen
+        if manifest.commit_id in self.void:
+            return
+        if what == "create":
+            self._committed(number, manifest)
+            return
+        for epoch in self.order[-self._retained :]:
+            if number == epoch or number in self.commits[epoch].inline:
+                why = "is retained" if number == epoch else f"holds state of epoch {epoch}"
+                raise Violation("what is needed stays", f"the manifest of epoch {number} was deleted, which {why}")
 
     def _committed(self, number: int, manifest: Manifest) -> None:
         newest = self.newest
-        if self.order and number <= self.order[-1]:
-            again = "again" if number in self.commits else ""
-            raise Violation(
-                "one lineage",
-                f"run {manifest.run} committed epoch {number} {again} after epoch {self.order[-1]} of run "
-                f"{newest.manifest.run if newest else 0}",
-            )
+        if newest is not None and manifest.run < newest.manifest.run:
+            # A newer run has committed since: the manifest comes too late and counts for nothing.
+            self.void.add(manifest.commit_id)
+            return
+        if newest is not None and number <= newest.epoch:
+            raise Violation("one lineage", f"run {manifest.run} committed epoch {number} after epoch {newest.epoch}")
         if manifest.restored:
             state, outputs = self._restored(manifest)
         else:
@@ -158,6 +155,7 @@ class JobModel:
         self.commits[number] = commit
         self.order.append(number)
         self._compare(manifest, {}, state, f"epoch {number} of run {manifest.run}")
+        self._list_checkpoints(completed=False)
 
     def _restored(self, manifest: Manifest) -> tuple[State, list[Row]]:
         position = position_of(manifest.offsets)
@@ -184,25 +182,39 @@ class JobModel:
             if inside in checkpoint.files():
                 raise Violation("what is needed stays", f"{inside} was deleted, which checkpoint {number} needs")
 
-    def _checkpoint(self, what: str, number: int, path: str, data: bytes) -> None:
-        if what == "delete":
-            kept = sorted(self.listed, key=lambda n: (not self._given_up(self.listed[n]), n))[-self._num_retained :]
-            if number in kept and number in self.listed and not self.withdraws(number):
-                raise Violation("what is needed stays", f"checkpoint {number} was deleted, which is retained")
-            self.listed.pop(number, None)
+    def _checkpoint(self, what: str, number: int) -> None:
+        if what == "create":
+            self._list_checkpoints(completed=True)
+        elif number in self.listed:
+            raise Violation("what is needed stays", f"checkpoint {number} was deleted, which is listed")
+
+    def _list_checkpoints(self, completed: bool) -> None:
+        """Look which checkpoints the job has, as anybody would who asks for them; new ones must be whole."""
+        if not self._completed_any and not completed:
             return
-        checkpoint = decode_checkpoint(data, path)
+        self._completed_any = True
+        store = CheckpointStore(SimulatedFileSystem(self._root))
+        listed = {}
+        for number in store.numbers():
+            checkpoint = self.listed.get(number)
+            if checkpoint is None:
+                checkpoint = store.load(number)
+                self._whole(number, checkpoint)
+            listed[number] = checkpoint
+        if completed and len(listed) < min(self._num_retained, len(self.listed)):
+            gone = ", ".join(str(number) for number in self.listed if number not in listed)
+            raise Violation("what is needed stays", f"checkpoints {gone} were let go, and {len(listed)} are left")
+        self.listed = listed
+
+    def _whole(self, number: int, checkpoint: Checkpoint) -> None:
         commit = self.commits.get(checkpoint.manifest.epoch)
         name = f"checkpoint {number}"
         if commit is None or commit.manifest.commit_id != checkpoint.manifest.commit_id:
             raise Violation("what is listed restores", f"{name} is of an epoch that was never committed")
-        self._there(checkpoint.files(), name)
+        for path in checkpoint.files():
+            if f"{self._root}/{path}" not in self._disk.files:
+                raise Violation("what is listed restores", f"{name} names {path}, which is not there")
         self._compare(checkpoint.manifest, checkpoint.inlined, commit.state, name)
-        self.listed[number] = checkpoint
-
-    def _given_up(self, checkpoint: Checkpoint) -> bool:
-        newest = self.newest
-        return newest is not None and gave_up(newest.manifest.abandoned, checkpoint.manifest.epoch)
 
     def abandoned(self, epoch: int) -> bool:
         newest = self.newest

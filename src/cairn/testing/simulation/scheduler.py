@@ -37,6 +37,7 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead = False
+        self.died = 0
         self.skew_ms = 0
         """How far its clock is from the true one."""
 
@@ -168,6 +169,7 @@ class Scheduler:
     def kill(self, process: Process) -> None:
         """End all actors of a process where they stand. Nothing that they would still do has an effect."""
         process.dead = True
+        process.died = self.now
         for actor in [a for a in self.actors if a.process is process and a is not self.current]:
             if actor.greenlet:
                 before, self.current = self.current, actor
@@ -194,13 +196,20 @@ class Lock:
         self._depth = 0
         self._waiting: list[Actor] = []
 
-    def acquire(self) -> bool:
-        actor = self.scheduler.current
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        scheduler = self.scheduler
+        actor = scheduler.current
         if actor is None or actor.process.dead:
             return True
+        deadline = NEVER if timeout < 0 else scheduler.now + int(timeout * 1000)
         while self._owner is not None and self._owner is not actor:
+            if not blocking or scheduler.now >= deadline:
+                return False
             self._waiting.append(actor)
-            self.scheduler.wait()
+            if timeout < 0:
+                scheduler.wait()
+            else:
+                scheduler.wait_until(deadline)
         self._owner = actor
         self._depth += 1
         return True

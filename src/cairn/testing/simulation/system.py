@@ -36,20 +36,20 @@ PLAIN = 0o100640
 FOLDER = 0o040750
 
 MODULES = {
-    "cairn.api.agreement": ("os", "open"),
+    "cairn.api.agreement": ("os",),
     "cairn.api.claims": ("LocalFileSystem",),
     "cairn.api.origin": ("os",),
-    "cairn.api.recovery": ("os", "open"),
-    "cairn.api.restore": ("os", "open", "tempfile", "uuid"),
+    "cairn.api.recovery": ("os",),
+    "cairn.api.restore": ("os", "tempfile", "uuid"),
     "cairn.api.sinks": ("os", "shutil", "LocalFileSystem"),
     "cairn.api.snapshots": ("os", "LocalFileSystem"),
-    "cairn.api.sources": ("os", "shutil", "open", "sync", "uuid"),
-    "cairn.api.sparklogs": ("os", "open", "LocalFileSystem"),
+    "cairn.api.sources": ("os", "shutil", "sync", "uuid"),
+    "cairn.api.sparklogs": ("os", "LocalFileSystem"),
     "cairn.connectors.staging": ("os", "shutil", "LocalFileSystem", "sync"),
     "cairn.coordinator.checkpoints": ("threading",),
     "cairn.coordinator.compaction": ("threading",),
     "cairn.coordinator.epochs": ("time", "uuid"),
-    "cairn.coordinator.offsets": ("os", "open", "sync"),
+    "cairn.coordinator.offsets": ("os", "sync"),
     "cairn.coordinator.pending": ("threading",),
     "cairn.coordinator.retained": ("threading",),
     "cairn.coordinator.savepoints": ("threading",),
@@ -64,7 +64,7 @@ MODULES = {
     "cairn.storage.savepoints": ("os", "time", "uuid", "mmap", "open_filesystem", "sync"),
     "cairn.storage.tables": ("uuid",),
 }
-"""What is put into which module. A name that a module has not is passed over, but for builtins."""
+"""What is put into which module, besides `open`. A name that a module has not is passed over."""
 
 
 @dataclass
@@ -393,7 +393,7 @@ _STAND_INS: dict[str, Any] = {
 @contextlib.contextmanager
 def installed(extra: Iterable[tuple[str, str, Any]] = ()) -> Iterator[None]:
     """Put the stand-ins in place while the context lasts; `extra` are more of them: module, name, value."""
-    put = [(name, place, _STAND_INS[place]) for name, places in MODULES.items() for place in places]
+    put = [(name, place, _STAND_INS[place]) for name, places in MODULES.items() for place in (*places, "open")]
     before: list[tuple[Any, str, Any]] = []
     missing = object()
     try:
