@@ -140,8 +140,6 @@ class Driver:
     ) -> tuple[CheckpointCoordinator, EpochLoop, str]:
         steady = system.steady(files)
         store = CheckpointStore(steady)
-        for number in getattr(store, "remove_unfinished", list)():
-            self.world.counters.add("unfinished checkpoints removed", number > 0)
         coordinator = CheckpointCoordinator(
             self.settings.checkpoints, store, JobFacts("job", "job", self.run), Snapshots(self), recovered.manifest,
             self._intolerable, clock=system.Clock(),

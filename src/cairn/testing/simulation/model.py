@@ -42,6 +42,8 @@ class Committed:
     outputs: list[Row]
     files: set[str]
     inline: set[int]
+    at: int
+    """When it was committed."""
     shown: dict[str, None] = field(default_factory=dict)
     """The files that its sink shows once it is published."""
 
@@ -79,6 +81,8 @@ class JobModel:
         self.void: set[str] = set()
         """Commits of overtaken runs that came after a commit of a newer one."""
         self._completed_any = False
+        self._taken: dict[int, int] = {}
+        """When each run took the job over."""
         self._decoded: dict[str, dict[bytes, int | None]] = {}
 
     @property
@@ -96,6 +100,8 @@ class JobModel:
                 number = layout.number_of(inside)
                 if number is not None:
                     self._epoch(what, number, path, data)
+            elif top == layout.RUNS:
+                self._taken[layout.number_of(inside) or 0] = self._disk.calls
             elif top == layout.SHARED:
                 if what == "delete":
                     self._deleted(inside)
@@ -129,6 +135,9 @@ class JobModel:
             # A newer run has committed since: the manifest comes too late and counts for nothing.
             self.void.add(manifest.commit_id)
             return
+        while newest is not None and self._passed_over(newest, manifest):
+            self._make_void(newest)
+            newest = self.newest
         if newest is not None and number <= newest.epoch:
             raise Violation("one lineage", f"run {manifest.run} committed epoch {number} after epoch {newest.epoch}")
         if manifest.restored:
@@ -144,7 +153,8 @@ class JobModel:
             before = newest.state if newest is not None else {}
             start = position_of(newest.manifest.offsets) if newest is not None else 0
             state, outputs = self._source.after(before, start, position_of(manifest.offsets))
-        commit = Committed(manifest, state, outputs, set(manifest.files()), set(manifest.inline_epochs()))
+        at = self._disk.calls
+        commit = Committed(manifest, state, outputs, set(manifest.files()), set(manifest.inline_epochs()), at)
         for committable in manifest.sinks:
             for move in msgspec.msgpack.decode(committable.data):
                 commit.shown[move["to"]] = None
@@ -156,6 +166,20 @@ class JobModel:
         self.order.append(number)
         self._compare(manifest, {}, state, f"epoch {number} of run {manifest.run}")
         self._list_checkpoints(completed=False)
+
+    def _passed_over(self, newest: Committed, manifest: Manifest) -> bool:
+        """Whether a run may go on without a commit: that of an older run, made after this one had taken the job over."""
+        if newest.manifest.run >= manifest.run or newest.at < self._taken.get(manifest.run, 0):
+            return False
+        return manifest.restored > 0 or manifest.lineage.get(manifest.parent) != newest.manifest.commit_id
+
+    def _make_void(self, commit: Committed) -> None:
+        shown = [name for name in commit.shown if f"{self._sink}/{name}" in self._disk.files]
+        if shown:
+            raise Violation("one lineage", f"epoch {commit.epoch} is passed over, and {shown[0]} shows its rows")
+        self.void.add(commit.manifest.commit_id)
+        self.order.remove(commit.epoch)
+        del self.commits[commit.epoch]
 
     def _restored(self, manifest: Manifest) -> tuple[State, list[Row]]:
         position = position_of(manifest.offsets)

@@ -213,27 +213,23 @@ class SimulatedCluster:
             twice = self._world.choices.number(f"{name}/twice", (0.9, 0.05, 0.05))
             if twice == 1:  # a stage that ran again: both acknowledge
                 self._world.counters.add("tasks run twice")
-                self._attempt(name, batches, context, self._acks)
+                self._attempt(name, batches, context)
             elif twice == 2:  # a straggler: it goes on by itself, whatever becomes of its driver
                 self._world.counters.add("stragglers")
                 self._straggle(name, batches, context)
-            made.append(self._attempt(name, batches, context, self._acks))
+            made.append(self._attempt(name, batches, context))
         return made
 
     def _straggle(self, name: str, batches: Sequence[pa.RecordBatch], context: EpochContext) -> None:
-        acks = self._acks
-
         def work() -> None:
             try:
-                self._attempt(f"{name} straggler", batches, context, acks)
+                self._attempt(f"{name} straggler", batches, context)
             except Exception as error:  # noqa: BLE001 - nobody waits for it
                 self._world.straggler_failed(context, error)
 
         self._world.scheduler.spawn(f"{name} straggler", Process(f"{name} straggler"), work)
 
-    def _attempt(
-        self, name: str, batches: Sequence[pa.RecordBatch], context: EpochContext, acks: list[bytes]
-    ) -> list[Row]:
+    def _attempt(self, name: str, batches: Sequence[pa.RecordBatch], context: EpochContext) -> list[Row]:
         actor = self._world.scheduler.current
         worker = self._world.worker(f"{name}/worker")
         before, actor.worker = actor.worker, worker
@@ -243,7 +239,7 @@ class SimulatedCluster:
             spec = operator(self._parallelism)
             for output in run_task(
                 fresh(spec), batches, context, self._world.next_attempt(),
-                lambda ack: acks.append(msgspec.msgpack.encode(ack)), self._files,
+                lambda ack: self._acks.append(msgspec.msgpack.encode(ack)), self._files,
             ):  # fmt: skip
                 made += [(row.key, row.total) for row in outputs_of(spec, output)]
             return made
