@@ -15,9 +15,9 @@ from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
 from cairn.runtime import compact, task
 from cairn.state.files import changes_of
-from cairn.storage import layout
+from cairn.storage import cleanup, layout
 from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.cleanup import Pins, collect, plan_garbage, sweep
+from cairn.storage.cleanup import Pins, collect, plan_garbage
 from cairn.storage.manifests import ManifestStore, Runs
 from cairn.testing.simulation import spark
 
@@ -155,7 +155,12 @@ def a_second_commit_of_a_sink_shows_again(patch: Patch) -> None:
 
 
 def sweeps_spare_nothing(patch: Patch) -> None:
-    patch.setattr(directories, "sweep", lambda files: sweep(files, age_guard=-1e6))
+    def every(present: Any, manifests: Any, now: float, guard: float, pins: Pins) -> list[Any]:
+        named = set(pins.files).union(*(manifest.files() for manifest in manifests))
+        return [info for info in present if info.path not in named]
+
+    patch.setattr(cleanup, "orphans", every)
+    patch.setattr(directories, "sweep", lambda files: cleanup.sweep(files, age_guard=-1e6))
 
 
 def a_compaction_replaces_what_came_after_it(patch: Patch) -> None:
@@ -204,7 +209,7 @@ def checkpoints_go_before_the_next_is_complete(patch: Patch) -> None:
     patch.setattr(CheckpointStore, "complete", wrapped)
 
 
-SEEDS: dict[Callable[[Patch], None], int] = {}
+SEEDS: dict[str, int] = {}
 """A seed that finds each mutation at once, so that the tests need not search."""
 MUTATIONS: list[Callable[[Patch], None]] = [
     fence_is_ignored,

@@ -23,7 +23,9 @@ PAUSES = (0, 3, 20, 120, 700, 4000)
 """How long calls may pause, in ticks. The long ones outlast many epochs of another driver."""
 HOUR = 3_600_000
 _WEIGHTS = {"create": 0.2, "delete": 0.3, "move": 0.3, "spark-write": 0.4, "exists": 2.0, "stat": 2.0, "sync": 3.0}
-"""What a drawn number is multiplied by: calls that change something go wrong more often than those that only look."""
+_COMMIT = 0.08
+"""What a drawn number is multiplied by: calls that change something go wrong more often than those that only look, and most of
+all a commit, which then mostly pauses for long."""
 
 
 @dataclass(slots=True)
@@ -103,10 +105,13 @@ class Disk:
             if choices.given is not None:
                 fate = choices.given.get(name, 0)
             else:
-                drawn = choices.draw(name) * _WEIGHTS.get(operation, 1.0)
+                commit = operation == "create" and "/epochs/" in path
+                drawn = choices.draw(name) * (_COMMIT if commit else _WEIGHTS.get(operation, 1.0))
                 fate = 0
                 if drawn < faults.pauses:
                     fate = 1 + int(drawn / faults.pauses * 5)
+                    if commit and fate > 2:
+                        fate = 5
                     if drawn < faults.pauses * faults.leaps:
                         fate = 6
                 else:

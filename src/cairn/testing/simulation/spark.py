@@ -227,7 +227,8 @@ class SimulatedCluster:
             except Exception as error:  # noqa: BLE001 - nobody waits for it
                 self._world.straggler_failed(context, error)
 
-        self._world.scheduler.spawn(f"{name} straggler", Process(f"{name} straggler"), work)
+        delay = self._world.choices.one_of(f"{name}/delay", (0, 15, 40, 300))
+        self._world.scheduler.spawn(f"{name} straggler", Process(f"{name} straggler"), work, delay)
 
     def _attempt(self, name: str, batches: Sequence[pa.RecordBatch], context: EpochContext) -> list[Row]:
         actor = self._world.scheduler.current
