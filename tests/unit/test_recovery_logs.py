@@ -503,7 +503,9 @@ def test_a_damaged_state_file_makes_the_next_start_thorough(tmp_path: Path) -> N
     assert "no checkpoint without that file" in note_damage(files, CorruptFileError(f"{needed} is damaged")).message
 
 
-def test_a_late_restore_does_not_touch_the_folder_of_another_run_that_restored_as_the_same_epoch(tmp_path: Path) -> None:
+def test_a_late_restore_does_not_touch_the_folder_of_a_run_that_restored_as_the_same_epoch(
+    tmp_path: Path,
+) -> None:
     shape, _ = rolled_back(tmp_path)
     made = newest(tmp_path / "a")
     live = tmp_path / "a" / made.spark

@@ -70,7 +70,8 @@ def _tell(outcome: Outcome, shrunk: bool) -> None:
         small = shrink(outcome)
         for line in readable(small.trace):
             _say(line)
-        _say(f"{small.problem}\n{len(small.decisions)} of {len(outcome.decisions)} decisions are left: {small.decisions}")
+        _say(small.problem)
+        _say(f"{len(small.decisions)} of {len(outcome.decisions)} decisions are left: {small.decisions}")
 
 
 def _work(first: int, seeds: int, epochs: int, deadline: float) -> Iterator[tuple[int, int, int, float]]:

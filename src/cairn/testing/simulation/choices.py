@@ -6,7 +6,9 @@ global count: leaving one out moves the others as little as possible. That is wh
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 import xxhash
@@ -36,12 +38,8 @@ class Choices:
             chosen = self.given.get(name, 0)
             chosen = min(chosen, len(weights) - 1)
         else:
-            left = self.draw(name) * sum(weights)
-            chosen = 0
-            for chosen, weight in enumerate(weights):
-                left -= weight
-                if left < 0:
-                    break
+            reached = list(accumulate(weights))
+            chosen = min(bisect_right(reached, self.draw(name) * reached[-1]), len(weights) - 1)
         if chosen:
             self.taken[name] = chosen
         return chosen

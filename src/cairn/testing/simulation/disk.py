@@ -24,8 +24,8 @@ PAUSES = (0, 3, 20, 120, 700, 4000)
 HOUR = 3_600_000
 _WEIGHTS = {"create": 0.2, "delete": 0.3, "move": 0.3, "spark-write": 0.4, "exists": 2.0, "stat": 2.0, "sync": 3.0}
 _COMMIT = 0.08
-"""What a drawn number is multiplied by: calls that change something go wrong more often than those that only look, and most of
-all a commit, which then mostly pauses for long."""
+"""What a drawn number is multiplied by: calls that change something go wrong more often than those that only look, and
+most of all a commit, which then mostly pauses for long."""
 
 
 @dataclass(slots=True)

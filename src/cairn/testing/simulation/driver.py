@@ -35,7 +35,6 @@ from cairn.testing.simulation.spark import (
     GROUPS,
     SOURCE,
     UID,
-    Conflict,
     QueryLog,
     SimulatedCluster,
     entry,
@@ -216,9 +215,7 @@ class Driver:
 
     # What Spark does beside the stream.
 
-    def merge(
-        self, manifest: Manifest, stored: OperatorState, ranges: Any, checkpoint: int = 0
-    ) -> list[StateHandle]:
+    def merge(self, manifest: Manifest, stored: OperatorState, ranges: Any, checkpoint: int = 0) -> list[StateHandle]:
         made: list[StateHandle] = []
         self.world.counters.add("snapshots" if checkpoint else "compactions")
         raw = msgspec.msgpack.encode(stored)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cairn.config import CheckpointSettings, Settings
-from cairn.errors import CairnError, EpochFailedError, FencedError, NotFoundError
+from cairn.errors import CairnError, FencedError
 from cairn.model.manifest import EpochContext
 from cairn.storage.retry import passes
 from cairn.testing.simulation import system

@@ -168,7 +168,7 @@ class JobModel:
         self._list_checkpoints(completed=False)
 
     def _passed_over(self, newest: Committed, manifest: Manifest) -> bool:
-        """Whether a run may go on without a commit: that of an older run, made after this one had taken the job over."""
+        """Whether a run may go on without a commit: that of an older run, made after this one took the job over."""
         if newest.manifest.run >= manifest.run or newest.at < self._taken.get(manifest.run, 0):
             return False
         return manifest.restored > 0 or manifest.lineage.get(manifest.parent) != newest.manifest.commit_id
@@ -258,9 +258,7 @@ class JobModel:
 
     # State as it is stored.
 
-    def _compare(
-        self, manifest: Manifest, inlined: dict[int, dict[str, bytes]], expected: State, name: str
-    ) -> None:
+    def _compare(self, manifest: Manifest, inlined: dict[int, dict[str, bytes]], expected: State, name: str) -> None:
         stored = self.stored(manifest, inlined, name)
         if stored != expected:
             raise Violation("state is exact", f"{name} holds {_difference(stored, expected)}")
