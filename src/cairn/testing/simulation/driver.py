@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cairn.api.agreement import output_is_published
 from cairn.api.directories import sweep_leftovers
 from cairn.api.migration import LocalMover
 from cairn.api.planning import JobShape
@@ -141,7 +142,7 @@ class Driver:
         store = CheckpointStore(steady)
         coordinator = CheckpointCoordinator(
             self.settings.checkpoints, store, JobFacts("job", "job", self.run), Snapshots(self), recovered.manifest,
-            self._intolerable, clock=system.Clock(),
+            self._intolerable, clock=system.Clock(), published=output_is_published(files, recovered.manifest),
         )  # fmt: skip
         coordinator.listeners.completed.append(lambda number: self.world.counters.add("checkpoints"))
         manifest = recovered.manifest

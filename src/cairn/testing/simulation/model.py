@@ -80,6 +80,8 @@ class JobModel:
         self.restores = 0
         self.void: set[str] = set()
         """Commits of overtaken runs that came after a commit of a newer one."""
+        self._late: list[tuple[int, int]] = []
+        """Run and epoch of those: nobody can tell them from others afterwards, so they count for retention."""
         self._completed_any = False
         self._taken: dict[int, int] = {}
         """When each run took the job over."""
@@ -88,6 +90,13 @@ class JobModel:
     @property
     def newest(self) -> Committed | None:
         return self.commits[self.order[-1]] if self.order else None
+
+    def _kept(self) -> list[int]:
+        """The epochs within retention."""
+        if not self._late:
+            return self.order[-self._retained :]
+        lineage = {(self.commits[epoch].manifest.run, epoch) for epoch in self.order[-self._retained :]}
+        return [epoch for run, epoch in sorted(lineage.union(self._late))[-self._retained :] if (run, epoch) in lineage]
 
     # Changes.
 
@@ -124,7 +133,7 @@ class JobModel:
         if what == "create":
             self._committed(number, manifest)
             return
-        for epoch in self.order[-self._retained :]:
+        for epoch in self._kept():
             if number == epoch or number in self.commits[epoch].inline:
                 why = "is retained" if number == epoch else f"holds state of epoch {epoch}"
                 raise Violation("what is needed stays", f"the manifest of epoch {number} was deleted, which {why}")
@@ -134,6 +143,7 @@ class JobModel:
         if newest is not None and manifest.run < newest.manifest.run:
             # A newer run has committed since: the manifest comes too late and counts for nothing.
             self.void.add(manifest.commit_id)
+            self._late.append((manifest.run, number))
             return
         while newest is not None and self._passed_over(newest, manifest):
             self._make_void(newest)
@@ -178,6 +188,7 @@ class JobModel:
         if shown:
             raise Violation("one lineage", f"epoch {commit.epoch} is passed over, and {shown[0]} shows its rows")
         self.void.add(commit.manifest.commit_id)
+        self._late.append((commit.manifest.run, commit.epoch))
         self.order.remove(commit.epoch)
         del self.commits[commit.epoch]
 
@@ -199,7 +210,7 @@ class JobModel:
                 raise Violation("what is committed is whole", f"{what} names {path}, which is not there")
 
     def _deleted(self, inside: str) -> None:
-        for epoch in self.order[-self._retained :]:
+        for epoch in self._kept():
             if inside in self.commits[epoch].files:
                 raise Violation("what is needed stays", f"{inside} was deleted, which epoch {epoch} needs")
         for number, checkpoint in self.listed.items():
