@@ -316,9 +316,11 @@ def _declared(commit: Committed, own: bool) -> Declared:
     return Declared(commit.state, position_of(commit.manifest.offsets), commit.epoch, own)
 
 
-MEMORY = (
+_INSTANTS: dict[str, tuple[str, float]] = {}
+MEMORY: tuple[tuple[str, str, Any], ...] = (
     ("cairn.state.store", "_resident", Memory("stores")),
     ("cairn.runtime.task", "_manifests", Memory("manifests")),
+    ("cairn.coordinator.epoch_time", "_instants", _INSTANTS),
 )
 
 
@@ -328,6 +330,7 @@ def simulate(
     """Run the history of a seed; with `given`, that of these decisions instead. `in_place`: stand-ins are installed."""
     world = World(seed, given, traced, epochs)
     Memory.scheduler = world.scheduler
+    _INSTANTS.clear()
     with system.running(world.scheduler, world.disk, seed):
         if in_place:
             world.run()

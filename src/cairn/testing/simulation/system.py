@@ -48,6 +48,7 @@ MODULES = {
     "cairn.connectors.staging": ("os", "shutil", "LocalFileSystem", "sync"),
     "cairn.coordinator.checkpoints": ("threading",),
     "cairn.coordinator.compaction": ("threading",),
+    "cairn.coordinator.epoch_time": ("time",),
     "cairn.coordinator.epochs": ("time", "uuid"),
     "cairn.coordinator.offsets": ("os", "sync"),
     "cairn.coordinator.pending": ("threading",),
@@ -61,6 +62,7 @@ MODULES = {
     "cairn.storage.checkpoints": ("os", "time", "uuid", "LocalFileSystem"),
     "cairn.storage.cleanup": ("time",),
     "cairn.storage.manifests": ("uuid",),
+    "cairn.storage.regular": ("os",),
     "cairn.storage.savepoints": ("os", "time", "uuid", "mmap", "open_filesystem", "sync"),
     "cairn.storage.tables": ("uuid",),
 }
@@ -152,6 +154,7 @@ class _Os:
 
     def __init__(self) -> None:
         self._opened: dict[int, str] = {}
+        self._count = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -198,7 +201,8 @@ class _Os:
         disk = machine().disk
         disk.enter("read", path)
         _stored(disk, path)
-        descriptor = 1_000_000 + len(self._opened)
+        self._count += 1
+        descriptor = 1_000_000 + self._count
         self._opened[descriptor] = path
         return descriptor
 
@@ -207,6 +211,16 @@ class _Os:
 
     def close(self, descriptor: int) -> None:
         self._opened.pop(descriptor)
+
+    def reader(self, descriptor: int) -> io.BytesIO:
+        """The file of a descriptor, which the one who reads closes."""
+
+        class Reader(io.BytesIO):
+            def close(inner) -> None:  # noqa: N805
+                self._opened.pop(descriptor, None)
+                super().close()
+
+        return Reader(self.mapped(descriptor))
 
     def mapped(self, descriptor: int) -> bytes:
         data: bytes = _stored(machine().disk, self._opened[descriptor]).data
@@ -276,8 +290,10 @@ def _text(inner: _Writer) -> Iterator[Any]:
         yield Text()
 
 
-def _open(path: str, mode: str = "r", encoding: str | None = None) -> Any:
+def _open(path: str | int, mode: str = "r", encoding: str | None = None, buffering: int = -1) -> Any:
     disk = machine().disk
+    if isinstance(path, int):
+        return OS.reader(path)
     if "x" in mode or "w" in mode:
         disk.enter("create", path)
         if path in disk.files and "x" in mode:
@@ -310,6 +326,12 @@ class _Time:
         return machine().scheduler.now / 1000
 
     monotonic = perf_counter
+    CLOCK_BOOTTIME = 7
+
+    @staticmethod
+    def clock_gettime(clock: int) -> float:
+        """The clock that goes on while the host sleeps."""
+        return machine().disk.now()
 
     @staticmethod
     def sleep(seconds: float) -> None:
