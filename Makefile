@@ -9,7 +9,7 @@ CODE := $(wildcard src tests benchmarks examples)
 # Extra arguments, for example: make test ARGS="-k keygroups"
 ARGS ?=
 
-.PHONY: help setup demo test bench lint types format clean
+.PHONY: help setup demo test soak bench lint types format clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-8s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,16 @@ demo: setup ## run the demonstration job on local Spark
 
 test: setup lint types ## lint, check types, run all tests
 	@scripts/test.sh $(ARGS)
+
+# Long runs that look for what the tests have no time for: MINUTES of simulated histories, and the rounds in which real
+# processes are killed, if KILL_ROUNDS says how many.
+MINUTES ?= 10
+KILL_ROUNDS ?= 0
+
+soak: setup ## simulate for MINUTES=10 and longer; KILL_ROUNDS=20 also kills real processes at random
+	@$(BIN)/python -m cairn.testing.simulation --minutes $(MINUTES) --shrink $(ARGS)
+	@SOAK=1 $(BIN)/python -m pytest -q tests/simulation -k broken_version
+	@if [ $(KILL_ROUNDS) -gt 0 ]; then KILL_ROUNDS=$(KILL_ROUNDS) $(BIN)/python -m pytest -q tests/kill; fi
 
 bench: setup ## run the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -148,7 +148,7 @@ def test_a_crash_between_the_commit_and_the_deletion_leaves_it_to_the_next_run(w
 
 def restored(manifest: Manifest, epoch: int, run: int) -> Manifest:
     return msgspec.structs.replace(
-        manifest, epoch=epoch, run=run, commit_id="late", restored=1, spark=layout.restored_spark(epoch), sinks=[]
+        manifest, epoch=epoch, run=run, commit_id="late", restored=1, spark=layout.restored_spark(epoch, run), sinks=[]
     )
 
 

@@ -200,7 +200,7 @@ def test_losing_the_manifests_since_a_restore_does_not_bring_back_what_it_gave_u
         shutil.rmtree(tmp_path / "a" / "spark")
     made = start(tmp_path / "a", shape).manifest
     assert made is not None
-    assert (made.restored, made.spark) == (1, "spark-3"), "the checkpoint that it went back to, not the newest one"
+    assert (made.restored, made.spark) == (1, "spark-3-4"), "the checkpoint that it went back to, not the newest one"
     assert made.abandoned == [(0, 2), (0, 3)]
     assert total(tmp_path / "a") == 1
 
@@ -208,8 +208,8 @@ def test_losing_the_manifests_since_a_restore_does_not_bring_back_what_it_gave_u
 def test_without_the_note_of_a_lost_restore_nothing_is_chosen(tmp_path: Path) -> None:
     shape, _ = rolled_back(tmp_path)
     lose(tmp_path / "a", 2)
-    (tmp_path / "a" / "spark-2" / layout.RESTORES).unlink()
-    with pytest.raises(CorruptFileError, match="spark-2 has committed batch 2"):
+    (tmp_path / "a" / "spark-2-3" / layout.RESTORES).unlink()
+    with pytest.raises(CorruptFileError, match="spark-2-3 has committed batch 2"):
         start(tmp_path / "a", shape)
     again_there = restored(str(tmp_path / "a" / "chk-2"), tmp_path / "a", shape)  # by name it can be chosen
     assert again_there.manifest is not None
@@ -227,7 +227,7 @@ def test_a_restore_that_was_never_published_leaves_no_trace(tmp_path: Path, monk
         patch.setattr(ManifestStore, "publish", die)
         with pytest.raises(StorageError):
             restored(path, tmp_path / "a", shape)
-    assert (tmp_path / "a" / "spark-2" / "offsets" / "2").exists()
+    assert len(list((tmp_path / "a").glob("spark-2-*/offsets/2"))) == 1
     made = start(tmp_path / "a", shape).manifest
     assert made is not None
     assert made.epoch == 1
@@ -501,3 +501,17 @@ def test_a_damaged_state_file_makes_the_next_start_thorough(tmp_path: Path) -> N
     assert total(tmp_path / "a") == 1
     needed = next(iter(CheckpointStore(files).load(1).files()))
     assert "no checkpoint without that file" in note_damage(files, CorruptFileError(f"{needed} is damaged")).message
+
+
+def test_a_late_restore_does_not_touch_the_folder_of_a_run_that_restored_as_the_same_epoch(
+    tmp_path: Path,
+) -> None:
+    shape, _ = rolled_back(tmp_path)
+    made = newest(tmp_path / "a")
+    live = tmp_path / "a" / made.spark
+    before = {path: path.read_bytes() for path in live.rglob("*") if path.is_file()}
+    assert layout.restored_spark(made.epoch, made.run - 1) != made.spark
+    with pytest.raises(FileExistsError):  # nor is a folder ever built twice
+        build_spark_folder(str(live), made.epoch, made.offsets, "", str(live / "sources"), made.offsets, None, 10)
+    assert {path: path.read_bytes() for path in live.rglob("*") if path.is_file()} == before
+    assert start(tmp_path / "a", shape).manifest == made

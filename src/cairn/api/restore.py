@@ -225,7 +225,7 @@ def restore(
         sinks=[],
         lineage=_lineage(checkpoint) if same_job and checkpoint is not None else {},
         restored=max(1, snapshot.number),
-        spark=layout.restored_spark(epoch),
+        spark=layout.restored_spark(epoch, run.run),
         source_names=list(snapshot.source_names) if plan is None else [m.name for m in plan.sources.matches],
         abandoned=[*_restores(snapshot, files, own), (snapshot.epoch if own else -1, epoch)] if in_place else [],
         origin=snapshot.origin if plan is not None else checkpoint.manifest.origin if checkpoint is not None else "",
@@ -257,7 +257,7 @@ def restore(
 def finish(files: LocalFileSystem, manifest: Manifest) -> None:
     """Tell Spark that a restored epoch is done. That comes after its manifest: a commit in a log of Spark's says that
     there was a manifest, so it is noticed when one is lost."""
-    if manifest.restored and manifest.spark == layout.restored_spark(manifest.epoch):
+    if manifest.restored and layout.spark_epoch(manifest.spark) == manifest.epoch:
         commit_batch(os.path.join(files.root, manifest.spark), manifest.epoch, manifest.watermark)
 
 

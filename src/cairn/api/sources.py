@@ -422,7 +422,6 @@ def build_spark_folder(
     `offsets` and `in_flight` are for the job's sources; `stored_offsets` is the last entry as the snapshot has it.
     The restored epoch is not committed here: `commit_batch` does that once its manifest is there.
     """
-    shutil.rmtree(folder, ignore_errors=True)
     copy_sources(sources, os.path.join(folder, "sources"), stored_offsets, plan, interval, stored_names)
     written = {
         "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),

@@ -20,8 +20,8 @@
     web/<run>                     where the server of a run listens
     tables/<name>/                data of `TableSink`
     staging/<uid>/<attempt>/      rows that a sink keeps until their epoch is published
-    spark/, spark-<epoch>/        the query's own checkpointLocation, at first and since a restore
-    spark-<epoch>/cairn-restores  the restores in place up to that one, should its manifest be lost
+    spark/, spark-<epoch>-<run>/  the query's own checkpointLocation, at first and since a restore
+    spark-<epoch>-<run>/cairn-restores  the restores in place up to that one, should its manifest be lost
     damaged                       a task found a damaged file: the next start reads every byte
 
 Of a savepoint, which lies anywhere::
@@ -122,19 +122,20 @@ def epoch_path(epoch: int) -> str:
     return f"{EPOCHS}/{epoch:0{_DIGITS}d}"
 
 
-def restored_spark(epoch: int) -> str:
-    """The checkpointLocation that a restore makes for Spark's query."""
-    return f"{SPARK}-{epoch}"
+def restored_spark(epoch: int, run: int) -> str:
+    """The checkpointLocation that a restore makes for Spark's query. Two runs may restore as the same epoch, of which
+    one is overtaken: each has a folder of its own."""
+    return f"{SPARK}-{epoch}-{run}"
 
 
 def is_spark(name: str) -> bool:
     """Whether a folder of a job's directory is, or was, Spark's checkpointLocation."""
-    return re.fullmatch(rf"{SPARK}(-\d+)?", name) is not None
+    return re.fullmatch(rf"{SPARK}(-\d+){{0,2}}", name) is not None
 
 
 def spark_epoch(name: str) -> int:
     """The epoch of the restore that made one of Spark's folders; -1 for the first one."""
-    number = name.removeprefix(f"{SPARK}-")
+    number = name.removeprefix(f"{SPARK}-").partition("-")[0]
     return int(number) if number.isdigit() else -1
 
 

@@ -1,0 +1,33 @@
+"""Many histories in one process: what each worker of a long run does."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import Counter
+
+from cairn.testing.simulation import system
+from cairn.testing.simulation.history import MEMORY, Outcome, simulate
+
+
+def run_chunk(work: tuple[int, int, int, float]) -> tuple[int, Counter[str], list[Outcome]]:
+    """Histories of consecutive seeds: how many were run, what they exercised, and those that broke a rule."""
+    first, count, epochs, deadline = work
+    counters: Counter[str] = Counter()
+    failed = []
+    done = 0
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    with system.installed(MEMORY):
+        for seed in range(first, first + count):
+            if time.time() > deadline:
+                break
+            outcome = simulate(seed, epochs=epochs, in_place=True)
+            counters.update(outcome.counters)
+            counters["calls of the storage"] += outcome.calls
+            done += 1
+            if outcome.problem:
+                failed.append(outcome)
+    gc.collect()
+    return done, counters, failed

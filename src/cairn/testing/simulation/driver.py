@@ -1,0 +1,256 @@
+"""A simulated driver: what `execute` does, with real recovery, epochs, checkpoints and compaction, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cairn.api.agreement import output_is_published
+from cairn.api.directories import sweep_leftovers
+from cairn.api.migration import LocalMover
+from cairn.api.planning import JobShape
+from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.api.sinks import FileSink
+from cairn.config import Settings
+from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.compaction import Compactor, ranges_of
+from cairn.coordinator.epochs import EpochLoop, OperatorPlan
+from cairn.coordinator.offsets import LocalOffsets
+from cairn.coordinator.parties import JobFacts
+from cairn.errors import CairnError, FencedError
+from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.ddl import key_ddl
+from cairn.model.manifest import Manifest, OperatorState, StateHandle
+from cairn.runtime.compact import compact_range
+from cairn.runtime.probe import declared_states
+from cairn.storage import layout
+from cairn.storage.checkpoints import CheckpointStore, held
+from cairn.storage.manifests import Runs
+from cairn.testing.simulation import system
+from cairn.testing.simulation.disk import SimulatedFileSystem
+from cairn.testing.simulation.model import Declared
+from cairn.testing.simulation.scheduler import NEVER, Process, Thread
+from cairn.testing.simulation.spark import (
+    GROUPS,
+    SOURCE,
+    UID,
+    QueryLog,
+    SimulatedCluster,
+    entry,
+    operator,
+    position_of,
+)
+
+if TYPE_CHECKING:
+    from cairn.testing.simulation.history import Job, World
+
+
+class Interrupted(Exception):
+    """The driver was told to stop between two epochs."""
+
+
+class Driver:
+    """One start of a job: its own process, an actor for the query and one for the checkpoint coordinator."""
+
+    def __init__(
+        self, world: World, job: Job, number: int, settings: Settings, parallelism: int, declared: Declared | None
+    ) -> None:
+        self.name = f"driver {number}"
+        self.world = world
+        self.job = job
+        self.settings = settings
+        self.parallelism = parallelism
+        self.declared = declared
+        self.process = Process(self.name)
+        self.stopping = False
+        self.ended = False
+        self.run = 0
+        self.epochs = 0
+        self.limit = 1 << 30
+        self.error: BaseException | None = None
+        self.since = world.scheduler.now
+        self._ended_at = 0
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended and not self.process.dead
+
+    @property
+    def until(self) -> int:
+        """When it ended, or when its process was killed; far in the future while it is alive."""
+        return NEVER if self.alive else max(self._ended_at, self.process.died)
+
+    def start(self) -> None:
+        self.world.scheduler.spawn(f"{self.name} loop", self.process, self._main)
+
+    # The query's thread.
+
+    def _main(self) -> None:
+        coordinator: CheckpointCoordinator | None = None
+        try:
+            if self.declared is not None:
+                self.job.model.declared.append(self.declared)
+            try:
+                files = SimulatedFileSystem(self.job.root)
+                recovered, sink = self._recover(files)
+            finally:
+                if self.declared is not None:
+                    self.job.model.declared.remove(self.declared)
+            self.run = recovered.run.run
+            self.world.took_over(self)
+            sweep_leftovers(files)  # type: ignore[arg-type]
+            coordinator, loop, folder = self._assemble(files, recovered, sink)
+            Thread(lambda: self._coordinate(coordinator), name="coordinator").start()
+            self._query(loop, folder)
+        except Interrupted:
+            pass
+        except Exception as error:  # noqa: BLE001 - the world judges it
+            self.error = error
+        self.stopping = True
+        if coordinator is not None:
+            try:
+                coordinator.close()
+            except Exception as error:  # noqa: BLE001 - the world judges it
+                self.error = self.error or error
+        self.ended = True
+        self._ended_at = self.world.scheduler.now
+        self.world.driver_ended(self)
+
+    def _recover(self, files: SimulatedFileSystem) -> tuple[Recovered, FileSink]:
+        sink = FileSink(self.job.sink, format="json")
+        sink.uid = "out"
+        spec = operator(self.parallelism)
+        with held(self.settings.restore_path):
+            recovered = recover(
+                files, "job", "job", self.settings, self.parallelism, GROUPS, [UID],  # type: ignore[arg-type]
+                now_ms=system.Clock().now_ms(), prepare=lambda: sink.start(None, self.job.root, None),
+                restorer=Restorer(
+                    lambda: JobShape({UID: key_ddl(spec.key_types)}, {UID: declared_states(spec, {})},
+                                     self.parallelism, GROUPS, sources=[SOURCE]),
+                    LocalMover(),
+                ),
+                sources=lambda: [SOURCE],
+            )  # fmt: skip
+        return recovered, sink
+
+    def _assemble(
+        self, files: SimulatedFileSystem, recovered: Recovered, sink: FileSink
+    ) -> tuple[CheckpointCoordinator, EpochLoop, str]:
+        steady = system.steady(files)
+        store = CheckpointStore(steady)
+        coordinator = CheckpointCoordinator(
+            self.settings.checkpoints, store, JobFacts("job", "job", self.run), Snapshots(self), recovered.manifest,
+            self._intolerable, clock=system.Clock(), published=output_is_published(files, recovered.manifest),
+        )  # fmt: skip
+        coordinator.listeners.completed.append(lambda number: self.world.counters.add("checkpoints"))
+        manifest = recovered.manifest
+        folder = f"{self.job.root}/{manifest.spark if manifest is not None else layout.SPARK}"
+        loop = EpochLoop(
+            files=steady,
+            identity=recovered.identity,
+            run=recovered.run,
+            operators=[OperatorPlan(UID, "Totals", self.parallelism)],
+            sinks=[sink],
+            cluster=SimulatedCluster(self.world, self, steady, self.parallelism),
+            offsets=LocalOffsets(folder),
+            settings=self.settings,
+            current=manifest,
+            compactor=Compactor(self.merge, self.settings.compaction_chain),
+            checkpoints=coordinator,
+            source_names=[SOURCE],
+        )
+        return coordinator, loop, folder
+
+    def _intolerable(self, info: CheckpointInfo) -> None:
+        self.world.counters.add("jobs failed by checkpoints")
+        self.stopping = True
+
+    def _query(self, loop: EpochLoop, folder: str) -> None:
+        """Spark's micro-batch execution: the newest planned batch, if it is not committed, or the one after it."""
+        log = QueryLog(self.world.disk, folder)
+        planned, committed = log.numbers("offsets"), log.numbers("commits")
+        number = planned[-1] if planned else 0
+        start = position_of(log.read("offsets", number - 1)) if number and number - 1 in planned else 0
+        if planned and planned[-1:] == committed[-1:]:
+            start = position_of(log.read("offsets", number))
+            number += 1
+        while True:
+            if self.stopping or self.epochs >= self.limit:
+                raise Interrupted
+            if number in planned:
+                end = position_of(log.read("offsets", number))
+            else:
+                name = f"{self.name} batch {number}"
+                end = start + self.world.choices.number(f"{name}/rows", (0.0, 0.4, 0.3, 0.1, 0.1, 0.1))
+                log.add("offsets", number, entry(end, system.Clock().now_ms()))
+            loop.run_epoch(self.world.source.rows(start, end), number)
+            self.epochs += 1
+            log.add("commits", number, "v1\n{}")
+            number, start = number + 1, end
+
+    # The coordinator's thread.
+
+    def _coordinate(self, coordinator: CheckpointCoordinator) -> None:
+        runs = Runs(SimulatedFileSystem(self.job.root))
+        rounds = 0
+        while not self.stopping:
+            rounds += 1
+            try:
+                runs.check(self.run)
+            except FencedError:
+                self.stopping = True
+                return
+            except CairnError:
+                self.world.counters.add("looks at runs that failed")
+            if self.world.choices.chance(f"{self.name} round {rounds}/request", 0.15):
+                coordinator.request(full=self.world.choices.chance(f"{self.name} round {rounds}/full", 0.3))
+            due = 1000.0
+            try:
+                due = coordinator.step()
+            except CairnError:
+                self.world.counters.add("steps of coordinators that failed")
+            if not self.stopping:
+                coordinator.wait(min(due, 200.0))
+
+    # What Spark does beside the stream.
+
+    def merge(self, manifest: Manifest, stored: OperatorState, ranges: Any, checkpoint: int = 0) -> list[StateHandle]:
+        made: list[StateHandle] = []
+        self.world.counters.add("snapshots" if checkpoint else "compactions")
+        raw = msgspec.msgpack.encode(stored)
+        for groups in ranges:
+            work = (
+                self.job.root, manifest.epoch, manifest.time_ms, raw, groups.start, groups.end, self.run, checkpoint,
+            )  # fmt: skip
+            made += [msgspec.msgpack.decode(handle, type=StateHandle) for handle in compact_range(work)]
+        return made
+
+
+class Snapshots:
+    """Writes the snapshots of full checkpoints, each in an actor of its own."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def start(self, number: int, manifest: Manifest, done: Callable[[Any], None]) -> None:
+        def work() -> None:
+            try:
+                made = {
+                    stored.uid: self._driver.merge(
+                        manifest, stored, ranges_of(stored, manifest.max_parallelism), number
+                    )
+                    if stored.chain
+                    else []
+                    for stored in manifest.operators
+                }
+            except Exception as error:  # noqa: BLE001 - told to the coordinator
+                done(error)
+            else:
+                done(made)
+
+        Thread(work, name=f"snapshot {number}").start()
+
+    def cancel(self, number: int) -> None:
+        return None

@@ -1,0 +1,241 @@
+"""Deliberately broken versions of the protocol. The simulation must find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from cairn.api import directories, recovery, restore, sinks
+from cairn.coordinator import compaction, epochs
+from cairn.coordinator.acks import accept
+from cairn.model.manifest import Garbage, TaskAck
+from cairn.runtime import compact, task
+from cairn.state.files import changes_of
+from cairn.storage import cleanup, layout
+from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.cleanup import Pins, collect, plan_garbage
+from cairn.storage.manifests import ManifestStore, Runs
+from cairn.testing.simulation import spark
+
+Patch = pytest.MonkeyPatch
+
+
+def fence_is_ignored(patch: Patch) -> None:
+    patch.setattr(Runs, "check", lambda self, mine: None)
+
+
+def no_look_after_the_commit(patch: Patch) -> None:
+    """The state of the code before late runs were made harmless: the last look is before the create."""
+    step = epochs.EpochLoop.step
+
+    class Blind:
+        def check(self, mine: int) -> None:
+            return None
+
+    def wrapped(self: Any, name: str, epoch: int) -> None:
+        if name == "committed":
+            self._seeing, self._runs = self._runs, Blind()
+        elif name in ("published", "begin") and hasattr(self, "_seeing"):
+            self._runs = self._seeing
+        step(self, name, epoch)
+
+    patch.setattr(epochs.EpochLoop, "step", wrapped)
+
+
+def output_is_shown_before_the_commit(patch: Patch) -> None:
+    planned = epochs.EpochLoop._with_garbage
+
+    def wrapped(self: Any, manifest: Any, pins: Any) -> Any:
+        self._publish(manifest.sinks, manifest.epoch)
+        return planned(self, manifest, pins)
+
+    patch.setattr(epochs.EpochLoop, "_with_garbage", wrapped)
+
+
+def garbage_is_deleted_before_the_commit(patch: Patch) -> None:
+    planned = epochs.EpochLoop._with_garbage
+
+    def wrapped(self: Any, manifest: Any, pins: Any) -> Any:
+        made = planned(self, manifest, pins)
+        collect(self._manifests, made.garbage)
+        return made
+
+    patch.setattr(epochs.EpochLoop, "_with_garbage", wrapped)
+
+
+def a_manifest_may_be_overwritten(patch: Patch) -> None:
+    publish = ManifestStore.publish
+
+    def wrapped(self: ManifestStore, manifest: Any) -> None:
+        self.delete(manifest.epoch)
+        publish(self, manifest)
+
+    patch.setattr(ManifestStore, "publish", wrapped)
+
+
+def a_restore_reuses_epoch_numbers(patch: Patch) -> None:
+    for module in (recovery, restore):
+        patch.setattr(module, "next_epoch", lambda snapshot, files: snapshot.epoch + 1)
+
+
+def expiry_ignores_checkpoints(patch: Patch) -> None:
+    def wrapped(manifests: Any, retained: int, pins: Pins, left: Garbage) -> Garbage:
+        return plan_garbage(manifests, retained, Pins(released=pins.released), left)
+
+    patch.setattr(epochs, "plan_garbage", wrapped)
+
+
+def expiry_ignores_inlined_state(patch: Patch) -> None:
+    def wrapped(manifests: Any, retained: int, pins: Pins, left: Garbage) -> Garbage:
+        planned = plan_garbage(manifests, retained, pins, left)
+        return Garbage(planned.files, sorted(manifests)[:-retained])
+
+    patch.setattr(epochs, "plan_garbage", wrapped)
+
+
+def expiry_keeps_one_epoch_less(patch: Patch) -> None:
+    def wrapped(manifests: Any, retained: int, pins: Pins, left: Garbage) -> Garbage:
+        return plan_garbage(manifests, max(1, retained - 1), pins, left)
+
+    patch.setattr(epochs, "plan_garbage", wrapped)
+
+
+def snapshots_are_acknowledged_before_they_are_written(patch: Patch) -> None:
+    write = compact.write_snapshot
+
+    class Nowhere:
+        def create(self, path: str, data: Any) -> None:
+            return None
+
+    def wrapped(files: Any, path: str, *more: Any) -> Any:
+        return write(Nowhere() if path.startswith("chk-") else files, path, *more)  # type: ignore[arg-type]
+
+    patch.setattr(compact, "write_snapshot", wrapped)
+
+
+def late_acknowledgements_count(patch: Patch) -> None:
+    def wrapped(acks: list[TaskAck], context: Any, parallelism: Any) -> Any:
+        newest: dict[Any, TaskAck] = {}
+        for ack in acks:
+            own = {"epoch": context.epoch, "run": context.run, "base_commit": context.parent_commit}
+            newest[ack.uid, ack.subtask] = msgspec.structs.replace(ack, **own)
+        return accept(list(newest.values()), context, parallelism)
+
+    patch.setattr(epochs, "accept", wrapped)
+
+
+def rolling_forward_shows_nothing(patch: Patch) -> None:
+    forward = epochs.EpochLoop._roll_forward
+
+    def wrapped(self: Any, epoch: int, began: float) -> None:
+        sinks, self._publish = self._publish, lambda committables, epoch: None
+        try:
+            forward(self, epoch, began)
+        finally:
+            self._publish = sinks
+
+    patch.setattr(epochs.EpochLoop, "_roll_forward", wrapped)
+
+
+def a_second_commit_of_a_sink_shows_again(patch: Patch) -> None:
+    def wrapped(self: Any, data: list[dict[str, Any]], epoch: int) -> None:
+        for move in data:
+            target = move["to"]
+            if self._files.exists(target):
+                target = target.replace("part-", "part-", 1).replace(".json", "-again.json")
+                self._files.create(target, self._files.read(move["to"]))
+            else:
+                self._files.move(move["from"], target)
+
+    patch.setattr(sinks.FileSink, "commit", wrapped)
+
+
+def sweeps_spare_nothing(patch: Patch) -> None:
+    def every(present: Any, manifests: Any, now: float, guard: float, pins: Pins) -> list[Any]:
+        named = set(pins.files).union(*(manifest.files() for manifest in manifests))
+        return [info for info in present if info.path not in named]
+
+    patch.setattr(cleanup, "orphans", every)
+    patch.setattr(directories, "sweep", lambda files: cleanup.sweep(files, age_guard=-1e6))
+
+
+def a_compaction_replaces_what_came_after_it(patch: Patch) -> None:
+    shortened = compaction.Compactor.shortened
+
+    def wrapped(self: Any, uid: str, chain: list[Any], epoch: int) -> list[Any]:
+        made = shortened(self, uid, chain, epoch)
+        return [handle for handle in made if handle.snapshot] if made != chain else chain
+
+    patch.setattr(compaction.Compactor, "shortened", wrapped)
+
+
+def the_working_store_is_ahead_of_the_commit(patch: Patch) -> None:
+    write = task._write_delta
+
+    def wrapped(uid: str, sections: Any, *more: Any) -> Any:
+        actor = spark.Memory.scheduler.current
+        for path, backend in (actor.worker.stores if actor is not None else {}).items():
+            if path.endswith("values"):
+                backend.apply([changes_of(section) for section in sections], backend.version())
+        return write(uid, sections, *more)
+
+    patch.setattr(task, "_write_delta", wrapped)
+
+
+def recovery_takes_an_older_manifest(patch: Patch) -> None:
+    newest = recovery._newest
+
+    def wrapped(files: Any, run: int | None = None) -> Any:
+        found = newest(files, run)
+        older = layout.epoch_path(found.epoch - 1) if found is not None and found.epoch else ""
+        return ManifestStore(files).load(found.epoch - 1) if older and files.exists(older) else found
+
+    patch.setattr(recovery, "_newest", wrapped)
+
+
+def checkpoints_go_before_the_next_is_complete(patch: Patch) -> None:
+    complete = CheckpointStore.complete
+
+    def wrapped(self: CheckpointStore, checkpoint: Any) -> None:
+        for number in self.numbers():
+            if number not in (checkpoint.retained or ()):
+                self.discard(number)
+        complete(self, checkpoint)
+
+    patch.setattr(CheckpointStore, "complete", wrapped)
+
+
+SEEDS: dict[str, int] = {}
+"""A seed that finds each mutation at once, so that the tests need not search."""
+MUTATIONS: list[Callable[[Patch], None]] = [
+    fence_is_ignored,
+    no_look_after_the_commit,
+    output_is_shown_before_the_commit,
+    garbage_is_deleted_before_the_commit,
+    a_manifest_may_be_overwritten,
+    a_restore_reuses_epoch_numbers,
+    expiry_ignores_checkpoints,
+    expiry_ignores_inlined_state,
+    expiry_keeps_one_epoch_less,
+    snapshots_are_acknowledged_before_they_are_written,
+    late_acknowledgements_count,
+    rolling_forward_shows_nothing,
+    a_second_commit_of_a_sink_shows_again,
+    sweeps_spare_nothing,
+    a_compaction_replaces_what_came_after_it,
+    the_working_store_is_ahead_of_the_commit,
+    recovery_takes_an_older_manifest,
+    checkpoints_go_before_the_next_is_complete,
+]
+
+
+@contextmanager
+def broken(mutation: Callable[[Patch], None]) -> Iterator[None]:
+    """The protocol with one mutation while the context lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutation(patch)
+        yield
