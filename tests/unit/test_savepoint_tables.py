@@ -37,6 +37,7 @@ from cairn.state.typed import table_schema, to_section, to_table
 from cairn.storage import savepoints, tables
 from cairn.storage.compaction import groups_of, write_snapshot
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.manifests import create_identity
 from cairn.storage.savepoints import SavepointFolder
 from cairn.storage.statefile import StateFile
 
@@ -185,6 +186,7 @@ def test_parts_are_cut_at_their_size(tmp_path: Path, job: OperatorState, monkeyp
 def load(path: str, job: Path, ranges: Any = ((0, 6), (7, 15)), specs: Any = None, **more: Any) -> list[StateHandle]:
     metadata = savepoints.read_savepoint(path)
     operator = metadata.operators[0]
+    create_identity(LocalFileSystem(str(job)), "other", "other", metadata.max_parallelism)
     made = []
     for first, last in ranges:
         states = specs if specs is not None else {table.spec.name: table.spec for table in operator.tables}

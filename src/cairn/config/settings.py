@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 DEFAULT_DIRECTORY = "./cairn-data"
 MAX_INLINE = 1 << 20
 MIN_CHECKPOINT_MS = 10
@@ -24,7 +22,8 @@ def default_local_directory() -> str:
     return os.path.join(tempfile.gettempdir(), f"cairn-{os.getuid() if hasattr(os, 'getuid') else 0}")
 
 
-class RememberedOption(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RememberedOption:
     """An option that a job was given explicitly, as a record of a run keeps it."""
 
     value: bool | int | float | str | list[str]

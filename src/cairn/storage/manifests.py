@@ -11,6 +11,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 import xxhash
@@ -280,7 +281,7 @@ class Runs:
         while True:
             number = max(self.newest(), number) + 1  # a listing may lag behind what is there
             remembered = {
-                key: option if option.run else msgspec.structs.replace(option, run=number)
+                key: option if option.run else replace(option, run=number)
                 for key, option in (configuration or {}).items()
             }
             token = uuid.uuid4().hex[:12]

@@ -22,6 +22,7 @@ key group; in sections with entries, and in snapshots, also by key and entry.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ END = b"ETATS\x00\x00\x01"
 _TAIL = 4 + 8 + len(END)
 _ALIGN = 64
 _MAX_FOOTER = 64 << 20
+_MAX_SURPLUS = 1 << 32
+"""How much larger than expected a file may be for its owner to be looked up in it."""
 MAX_COLUMN_BYTES = 2000 << 20
 _FEW_KEYS = 64
 _WRONG_FOOTER = "its footer does not match its checksum"
@@ -188,6 +191,11 @@ class StateFile:
         """Memory-map a file of this host."""
         try:
             with open(regular.open_file(path), "rb") as file:
+                actual = os.fstat(file.fileno()).st_size
+                if actual > size + _MAX_SURPLUS:  # a vast file is not even mapped
+                    raise CorruptFileError(
+                        f"state file {path} is damaged: it has {actual} bytes instead of {size}", path=path
+                    )
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise CorruptFileError(f"state file {path} is missing", path=path) from None

@@ -216,7 +216,7 @@ class _Os:
         """The file of a descriptor, which the one who reads closes."""
 
         class Reader(io.BytesIO):
-            def close(inner) -> None:  # noqa: N805
+            def close(inner) -> None:
                 self._opened.pop(descriptor, None)
                 super().close()
 
