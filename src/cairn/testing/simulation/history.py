@@ -321,6 +321,7 @@ MEMORY: tuple[tuple[str, str, Any], ...] = (
     ("cairn.state.store", "_resident", Memory("stores")),
     ("cairn.runtime.task", "_manifests", Memory("manifests")),
     ("cairn.coordinator.epoch_time", "_instants", _INSTANTS),
+    ("cairn.storage.checkpoints", "_LOOK_AHEAD", 3),  # less to look at: more histories
 )
 
 
