@@ -284,6 +284,7 @@ class World:
             driver = Driver(self, job, self._drivers, self.settings, 1, None)
             driver.limit = 2
             job.drivers.append(driver)
+            self.counters.add("drivers")
             driver.start()
             self.scheduler.run(lambda: self.violation is not None)
             if self.violation is None:
