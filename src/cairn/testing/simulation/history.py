@@ -148,7 +148,7 @@ class World:
             return
         # Whoever runs beside another driver may find anything missing or changed. It must say so, and do no harm.
         others = [other for other in driver.job.drivers if other is not driver and other.until > driver.since]
-        if others and isinstance(error, CairnError):
+        if (others or driver.process.misled) and isinstance(error, CairnError):
             return
         if isinstance(error, OSError) and any(other.run > driver.run for other in others):
             return
