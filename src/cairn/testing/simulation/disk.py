@@ -216,6 +216,8 @@ class Disk:
         if not self.faults.lag or not self.choices.chance(f"{actor}/lag {number}", self.faults.lag):
             return shown
         self.counters.add("lagging listings")
+        if self.scheduler.current is not None:
+            self.scheduler.current.process.misled = True
         for call, path, before in reversed(self._changes):
             if call < self.calls - 12:
                 break

@@ -142,7 +142,7 @@ class Driver:
         store = CheckpointStore(steady)
         coordinator = CheckpointCoordinator(
             self.settings.checkpoints, store, JobFacts("job", "job", self.run), Snapshots(self), recovered.manifest,
-            self._intolerable, clock=system.Clock(), published=output_is_published(files, recovered.manifest),
+            self._intolerable, clock=system.Clock(), published=output_is_published(files, recovered.manifest),  # type: ignore[arg-type]
         )  # fmt: skip
         coordinator.listeners.completed.append(lambda number: self.world.counters.add("checkpoints"))
         manifest = recovered.manifest

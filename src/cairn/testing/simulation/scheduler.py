@@ -38,6 +38,8 @@ class Process:
         self.name = name
         self.dead = False
         self.died = 0
+        self.misled = False
+        """A listing did not show it what was there: it may refuse to go on, but must do no harm."""
         self.skew_ms = 0
         """How far its clock is from the true one."""
 

@@ -27,7 +27,7 @@ import xxhash
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.retry import Patience, RetryingFileSystem
 from cairn.testing.simulation import scheduler
-from cairn.testing.simulation.disk import Disk, SimulatedFileSystem, remove_tree
+from cairn.testing.simulation.disk import Disk, SimulatedFileSystem, Stored, remove_tree
 from cairn.testing.simulation.scheduler import Lock, Scheduler
 
 EPOCH_MS = 1_700_000_000_000
@@ -127,7 +127,7 @@ class _Path:
         return posixpath.normpath(path)
 
 
-def _stored(disk: Disk, path: str) -> Any:
+def _stored(disk: Disk, path: str) -> Stored:
     found = disk.files.get(path)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -223,8 +223,7 @@ class _Os:
         return Reader(self.mapped(descriptor))
 
     def mapped(self, descriptor: int) -> bytes:
-        data: bytes = _stored(machine().disk, self._opened[descriptor]).data
-        return data
+        return _stored(machine().disk, self._opened[descriptor]).data
 
 
 class _Mmap:
