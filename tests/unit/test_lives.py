@@ -213,3 +213,20 @@ def test_a_committed_epoch_is_published_by_its_own_kind_of_sink() -> None:
         lab.restart()
         with pytest.raises(EpochFailedError, match="no longer has the file sink 'output'"):
             lab._loop.run_epoch([], 0)
+
+
+def test_a_file_that_another_run_publishes_in_the_same_moment_is_published_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = attached(tmp_path, "a"), attached(tmp_path, "a")
+    data = old.prepare(Frame([1]), 5, "5-1-aaaaaaaa")
+    verify = FileSink._verify
+
+    def overtaken(sink: FileSink, *args: Any) -> None:
+        monkeypatch.undo()
+        old.commit(data, 5)
+        verify(sink, *args)
+
+    monkeypatch.setattr(FileSink, "_verify", overtaken)
+    new.commit(data, 5)
+    assert rows(tmp_path) == [1]

@@ -121,24 +121,28 @@ class FileSink(BaseSink):
 
     def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
         for move in data:
-            source, target = move["from"], move["to"]
-            if self._files.exists(target):
-                self._verify(move, target, epoch)
-                self._files.delete(source)
-                continue
-            if not self._files.exists(source):
-                raise CorruptFileError(
-                    f"sink '{self.uid}': epoch {epoch} is committed, but its prepared file {self.path}/{source} is "
-                    f"gone and {target} is not there; its rows can be had again only by replaying the epoch elsewhere",
-                    path=source,
-                )
-            self._verify(move, source, epoch)
-            try:
-                self._files.move(source, target)
-            except (FileExistsError, StorageError):
-                if not self._files.exists(target):  # else: an overtaken run published the same file just now
-                    raise
+            self._publish(move, epoch)
         self._forget_until(epoch)
+
+    def _publish(self, move: dict[str, Any], epoch: int) -> None:
+        source, target = move["from"], move["to"]
+        if not self._files.exists(target):
+            try:
+                self._verify(move, source, epoch)
+                self._files.move(source, target)
+                return
+            except (FileNotFoundError, FileExistsError, StorageError):
+                if not self._files.exists(target):  # else an overtaken run published the same file just now
+                    if self._files.exists(source):
+                        raise
+                    raise CorruptFileError(
+                        f"sink '{self.uid}': epoch {epoch} is committed, but its prepared file {self.path}/{source} is "
+                        f"gone and {target} is not there; its rows can be had again only by replaying the epoch "
+                        "elsewhere",
+                        path=source,
+                    ) from None
+        self._verify(move, target, epoch)
+        self._files.delete(source)
 
     def _verify(self, move: dict[str, Any], path: str, epoch: int) -> None:
         """Refuse a file that is not, byte by byte, the one that was prepared."""
