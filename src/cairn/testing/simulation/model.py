@@ -44,6 +44,8 @@ class Committed:
     inline: set[int]
     at: int
     """When it was committed."""
+    displaced: list[Committed] = field(default_factory=list)
+    """Commits of older runs that it passed over."""
     shown: dict[str, None] = field(default_factory=dict)
     """The files that its sink shows once it is published."""
 
@@ -145,8 +147,10 @@ class JobModel:
             self.void.add(manifest.commit_id)
             self._late.append((manifest.run, number))
             return
+        displaced: list[Committed] = []
         while newest is not None and self._passed_over(newest, manifest):
             self._make_void(newest)
+            displaced.append(newest)
             newest = self.newest
         if newest is not None and number <= newest.epoch:
             raise Violation("one lineage", f"run {manifest.run} committed epoch {number} after epoch {newest.epoch}")
@@ -172,6 +176,7 @@ class JobModel:
         for epoch in commit.inline - {number}:
             if f"{self._root}/{layout.epoch_path(epoch)}" not in self._disk.files:
                 raise Violation("what is committed is whole", f"epoch {number} needs the manifest of epoch {epoch}")
+        commit.displaced = displaced
         self.commits[number] = commit
         self.order.append(number)
         self._compare(manifest, {}, state, f"epoch {number} of run {manifest.run}")
@@ -191,6 +196,10 @@ class JobModel:
         self._late.append((commit.manifest.run, commit.epoch))
         self.order.remove(commit.epoch)
         del self.commits[commit.epoch]
+        for before in reversed(commit.displaced):  # what it had passed over counts again
+            self.void.discard(before.manifest.commit_id)
+            self.commits[before.epoch] = before
+            self.order.append(before.epoch)
 
     def _restored(self, manifest: Manifest) -> tuple[State, list[Row]]:
         position = position_of(manifest.offsets)
