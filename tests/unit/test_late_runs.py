@@ -17,9 +17,10 @@ from cairn.api.recovery import _newest
 from cairn.api.retention import discard_all
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts
-from cairn.errors import EpochFailedError, FencedError
+from cairn.errors import CorruptFileError, FencedError
 from cairn.model.manifest import Manifest
 from cairn.storage import layout
+from cairn.storage.bases import Base, record_base
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifests import ManifestStore, Runs
@@ -172,19 +173,49 @@ def test_a_restore_that_comes_too_late_is_void_though_its_epoch_is_the_highest(w
     world.check()
 
 
-def test_a_restore_that_was_first_is_not_rolled_forward_by_a_run_that_began_before_it(world: World) -> None:
+def test_a_restore_that_comes_before_the_first_commit_of_a_newer_run_is_void_as_well(world: World) -> None:
+    """The newer run has written down what it goes on from, and may have published the output of that epoch."""
     files = files_of(world)
     world.run(until=2)
     old = Runs(files).take(1, 0).run
     loop = world.start(files)
     store = ManifestStore(files)
-    store.publish(restored(store.load(0), 2, old))
-    world.log("offsets", 2)
-    with pytest.raises(EpochFailedError, match=r"run \d+ has restored the job as epoch 2 .* start the job again"):
-        loop.run_epoch(EPOCHS[2], 2)
+    store.publish(restored(store.load(1), 2, old))
     newest = _newest(files)
     assert newest is not None
-    assert newest.commit_id == "late"
+    assert newest.epoch == 1
+    world.log("offsets", 2)
+    loop.run_epoch(EPOCHS[2], 2)
+    world.log("commits", 2)
+    assert store.load(2).run == loop._run
+    world.run()
+    world.check()
+
+
+def test_a_first_commit_that_comes_too_late_does_not_count(world: World) -> None:
+    files = files_of(world)
+    old = world.start(files)
+    world.log("offsets", 0)
+    world.start(files)
+    with pytest.raises(FencedError):
+        old.run_epoch(EPOCHS[0], 0)
+    late = world.start(files)
+    assert late.current is None
+
+
+def test_a_base_whose_manifest_is_lost_hides_no_older_one(world: World) -> None:
+    files = files_of(world)
+    world.run(until=3)
+    store = ManifestStore(files)
+    newest = store.newest()
+    assert newest is not None
+    record_base(files, Base(Runs(files).take(1, 0).run, newest.epoch, newest.commit_id))
+    store.delete(newest.epoch)
+    older = store.newest()
+    assert older is not None
+    assert older.epoch == newest.epoch - 1
+    with pytest.raises(CorruptFileError, match="the state of that batch is gone"):
+        world.start(files)
 
 
 # Checkpoints.
@@ -199,34 +230,31 @@ def overtaken(folder: Path, **settings: Any) -> tuple[coordinating.World, coordi
     old.coordinator.request()
     old.step()
     new = coordinating.World(folder, **settings)
-    Runs(new.files).take(1, 0)
-    new.start(coordinating.manifest(0), run=2)
+    take_over(new)
     return old, new
 
 
-def committed(world: coordinating.World, epoch: int, run: int) -> None:
-    manifest = msgspec.structs.replace(coordinating.manifest(epoch), run=run, checkpoints=world.coordinator.retained())
-    ManifestStore(world.files).publish(manifest)
-    world.coordinator.epoch_committed(manifest, [])
-    world.step()
+def take_over(world: coordinating.World) -> None:
+    """Become the newest run, as a start does."""
+    run = Runs(world.files).take(1, 0).run
+    record_base(world.files, Base(run, 0, "commit-0", CheckpointStore(world.files).numbers()))
+    world.start(coordinating.manifest(0), run=run)
 
 
 def test_a_checkpoint_that_an_overtaken_run_completes_too_late_is_none(tmp_path: Path) -> None:
     old, new = overtaken(tmp_path, num_retained=5)
     late = msgspec.structs.replace(old.store.load(1), id=2)
-    committed(new, 1, run=2)
     old.store.complete(late)
     assert CheckpointStore(new.files).numbers() == [1]
     assert [checkpoint.id for checkpoint in CheckpointStore(new.files).all()] == [1]
     assert CheckpointStore(new.files).next_number() == 3
-    new.start(coordinating.manifest(1), run=3)
-    committed(new, 2, run=3)
+    take_over(new)
+    new.step()
     assert not (tmp_path / "chk-2").exists(), "the next run removes it"
 
 
 def test_a_checkpoint_that_was_completed_in_time_is_taken_over(tmp_path: Path) -> None:
     _, new = overtaken(tmp_path, num_retained=5)
-    committed(new, 1, run=2)
     assert new.store.numbers() == [1]
     new.coordinator.request()
     new.step()
@@ -244,11 +272,9 @@ def test_a_discard_that_comes_late_is_one_that_the_new_run_agrees_with(
         if epoch == 1:  # it looks for a newer run, sees none, and stalls
             monkeypatch.setattr(old.store, "discard", lambda number: None)
         old.step()
-    new = coordinating.World(tmp_path, num_retained=5)
-    Runs(new.files).take(1, 0)
-    new.start(coordinating.manifest(1), run=2)
     assert (tmp_path / "chk-1" / "_metadata").exists()
-    assert new.coordinator.retained() == [2]
+    new = coordinating.World(tmp_path, num_retained=5)
+    take_over(new)
     assert new.store.numbers() == [2]
 
 

@@ -229,7 +229,6 @@ def restore(
         source_names=list(snapshot.source_names) if plan is None else [m.name for m in plan.sources.matches],
         abandoned=[*_restores(snapshot, files, own), (snapshot.epoch if own else -1, epoch)] if in_place else [],
         origin=snapshot.origin if plan is not None else checkpoint.manifest.origin if checkpoint is not None else "",
-        checkpoints=CheckpointStore(files).numbers(),
     )
     in_flight = snapshot.in_flight
     if in_flight and plan is not None:

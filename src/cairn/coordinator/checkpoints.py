@@ -120,8 +120,7 @@ class CheckpointCoordinator:
             return max((pending.number for pending in carried), default=0)
 
     def epoch_committed(self, manifest: Manifest, tasks: Tasks) -> None:
-        if manifest.run == self._facts.run:
-            self._retained.committed(manifest.garbage.files)
+        self._retained.collected(manifest.garbage.files)
         with self._changed:
             self._running = None
             self._committing = False
@@ -219,10 +218,6 @@ class CheckpointCoordinator:
             self._committing = True
             making = [pending.manifest for pending in self._pending.values() if pending.manifest is not None]
             return self._retained.pins(making)
-
-    def retained(self) -> list[int]:
-        """The completed checkpoints that are kept."""
-        return self._retained.numbers()
 
     # Done by the thread.
 

@@ -93,8 +93,6 @@ class Checkpoints(Protocol):
     def epoch_failed(self, epoch: int, error: BaseException) -> None: ...
     def take_notices(self) -> list[tuple[int, bool]]: ...
     def pins(self) -> Pins: ...
-    def retained(self) -> list[int]:
-        """The checkpoints that are kept, which the manifest of an epoch lists."""
 
 
 class FrameSet(Protocol):
@@ -258,7 +256,7 @@ class EpochLoop:
         except FileExistsError:
             self._runs.check(self._run)
             if not self._removed_as_void(epoch):
-                self._roll_forward(epoch, began)  # an older run, which had not noticed this one, was first
+                self._roll_forward(epoch, began)  # created by a call whose answer was lost, or by a newer run
                 return
             self._manifests.publish(manifest)
         self.current = self._known[epoch] = manifest
@@ -373,7 +371,6 @@ class EpochLoop:
             spark=current.spark if current is not None else layout.SPARK,
             abandoned=current.abandoned if current is not None else [],
             origin=current.origin if current is not None else "",
-            checkpoints=self._checkpoints.retained() if self._checkpoints is not None else None,
         )
 
     def _with_garbage(self, manifest: Manifest, pins: Pins) -> Manifest:
@@ -383,11 +380,12 @@ class EpochLoop:
         return msgspec.structs.replace(manifest, garbage=garbage)
 
     def _removed_as_void(self, epoch: int) -> bool:
-        """Whether the manifest of an epoch was void, and is deleted: a newer run than the one that wrote it has
-        committed epochs since, so that nobody goes on from it."""
+        """Whether the manifest of an epoch was void, and is deleted: an older run created it after this one had
+        written down what it goes on from."""
         manifest = self._manifests.load(epoch)
         refuse_foreign(manifest, self._identity, self._files.root)
-        if self.current is None or manifest.run >= self.current.run:
+        known = self.current is not None and manifest.commit_id == self.current.commit_id
+        if known or manifest.run >= self._run:
             return False
         _log.warning("the manifest of epoch %d was written by a run that had been overtaken; it is deleted", epoch)
         self._manifests.delete(epoch)
@@ -411,11 +409,6 @@ class EpochLoop:
         if manifest.run > self._run:
             raise FencedError(
                 f"epoch {epoch} was committed by run {manifest.run}, which is newer than this run {self._run}"
-            )
-        if self.current is not None and manifest.spark != self.current.spark:
-            raise EpochFailedError(
-                f"run {manifest.run} has restored the job as epoch {epoch} while this run started from epoch "
-                f"{self.current.epoch}; start the job again to go on from there"
             )
         entry = self._offsets.read(epoch)
         if entry.text != manifest.offsets:

@@ -41,9 +41,8 @@ class Retained:
         self._attempts: set[int] = set()
         """Checkpoints of this run that were given up: what they have written is to be deleted."""
         self._leftovers: list[int] = store.let_go()
-        """Folders that were no checkpoint when the run began. They go after its first commit, which lists those that
-        are: until then an overtaken run may complete one of them, and it counts."""
-        self._may_clear = False
+        """Folders that were no checkpoint when the run began. If an overtaken run completes one of them now, it does
+        not count: the run has written down which ones do."""
         self._hurry = False
         self._runs = Runs(store.files)
         self._lock = threading.Lock()
@@ -81,11 +80,6 @@ class Retained:
             self._doomed += [older for older in self._kept if older.id not in retained]
             self._kept = [*(older for older in self._kept if older.id in retained), checkpoint]
 
-    def numbers(self) -> list[int]:
-        """The checkpoints that are kept, with those that cannot be read."""
-        with self._lock:
-            return sorted([*(checkpoint.id for checkpoint in self._kept), *self._unknown])
-
     def pins(self, making: Sequence[Manifest]) -> Pins:
         """What must not be deleted: what these checkpoints need, and those in the making."""
         with self._lock:
@@ -95,11 +89,10 @@ class Retained:
         files = made.files.union(*(m.files() for m in making))
         return Pins(epochs, files, released, every_file=bool(self._unknown))
 
-    def committed(self, garbage: Iterable[str]) -> None:
-        """The run has committed a manifest, which lists these files as garbage."""
+    def collected(self, files: Iterable[str]) -> None:
+        """A committed manifest lists these files as garbage."""
         with self._lock:
-            self._released.difference_update(garbage)
-            self._may_clear = True
+            self._released.difference_update(files)
 
     def give_up(self, number: int) -> None:
         """A checkpoint of this run will not be completed. What it has written goes with the next deletions."""
@@ -114,12 +107,11 @@ class Retained:
         """Delete what is not kept any more, and try again what could not be deleted before."""
         with self._lock:
             doomed, attempts = list(self._doomed), sorted(self._attempts)
-            leftovers = list(self._leftovers) if self._may_clear else []
         for number in attempts:
             if self._tried(number, partial(self._store.abandon, number, self._run)):
                 with self._lock:
                     self._attempts.discard(number)
-        for number in leftovers:
+        for number in list(self._leftovers):
             if self._discarded(number):
                 self._leftovers.remove(number)
         for checkpoint in doomed:

@@ -147,13 +147,10 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     one; later epochs carry it on."""
     garbage: Garbage = Garbage()
     """What may be deleted once this manifest is committed. Nothing else is ever deleted while a job runs."""
-    checkpoints: list[int] | None = None
-    """Checkpoints that the run retained at this commit; None in manifests of older releases. A checkpoint of an
-    earlier run that is missing here was completed too late, by a run that had been overtaken, and does not count."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """The place in the job's history. A manifest with a higher epoch of an older run is void."""
+        """The place in the job's history. A manifest with a higher epoch of an older run does not count."""
         return self.run, self.epoch
 
     def operator(self, uid: str) -> OperatorState | None:

@@ -19,8 +19,9 @@ import msgspec
 from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
 from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.model.manifest import Manifest, gave_up
+from cairn.model.manifest import gave_up
 from cairn.storage import container, layout
+from cairn.storage.bases import Base, newest_base
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
 from cairn.storage.vetting import check_checkpoint
@@ -143,8 +144,8 @@ class CheckpointStore:
         if not present:
             return []
         discarded = self._discarded()
-        manifest = ManifestStore(self.files).newest()
-        kept = [number for number in present if number not in discarded and not self._too_late(number, manifest)]
+        base = newest_base(self.files)
+        kept = [number for number in present if number not in discarded and not self._too_late(number, base)]
         for number in reversed(kept):
             facts = self._facts_of(number)
             if facts is not None and facts.retained is not None:
@@ -155,12 +156,12 @@ class CheckpointStore:
         """Folders that are no checkpoint: never completed, or completed and let go by the history."""
         return sorted(set(self._folders()) - set(self.numbers()))
 
-    def _too_late(self, number: int, manifest: Manifest | None) -> bool:
-        """Whether a run completed a checkpoint after a newer run had listed those that it retains."""
-        if manifest is None or manifest.checkpoints is None or number in manifest.checkpoints:
+    def _too_late(self, number: int, base: Base | None) -> bool:
+        """Whether a run completed a checkpoint after a newer run had written down those that it goes on with."""
+        if base is None or number in base.checkpoints:
             return False
         facts = self._facts_of(number)
-        return facts is not None and facts.run < manifest.run
+        return facts is not None and facts.run < base.run
 
     def _facts_of(self, number: int) -> _Facts | None:
         """None for a checkpoint that is damaged: whether it counts is not known, so it does."""

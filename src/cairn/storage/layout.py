@@ -4,6 +4,7 @@
 
     job.json                      identity of the job
     runs/<n>                      one file per run; the newest one owns the job
+    bases/<n>                     what of the history a run goes on from
     epochs/<epoch>                manifests
     shared/<uid>/<name>.state     deltas and snapshots
     chk-<n>/_metadata             a completed checkpoint
@@ -41,6 +42,7 @@ from cairn.errors import InvalidInputError
 
 JOB = "job.json"
 RUNS = "runs"
+BASES = "bases"
 EPOCHS = "epochs"
 SHARED = "shared"
 SPARK = "spark"
@@ -116,6 +118,10 @@ def numbered(folder: str, number: int) -> str:
 
 def web_path(run: int) -> str:
     return numbered(WEB, run)
+
+
+def base_path(run: int) -> str:
+    return numbered(BASES, run)
 
 
 def epoch_path(epoch: int) -> str:

@@ -28,6 +28,7 @@ from cairn.errors import (
 from cairn.logs import get_logger
 from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import container, layout
+from cairn.storage.bases import newest_base
 from cairn.storage.container import HEAD
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.ownership import Writer
@@ -141,13 +142,15 @@ class ManifestStore:
         return epochs
 
     def newest(self) -> Manifest | None:
-        """The newest manifest of the job's history, by run and epoch; damaged ones are skipped.
+        """The newest manifest of the job's history; damaged ones are skipped.
 
-        A run that was overtaken may create a manifest with a higher epoch at any later time. It is void as soon as a
-        newer run has committed one.
+        A run that was overtaken may create a manifest at any later time, with any epoch. It is void once a newer run
+        has written down what it goes on from.
         """
         latest_run = Runs(self.files).newest()
+        base = newest_base(self.files)
         newest: Manifest | None = None
+        void: Manifest | None = None
         for epoch in reversed(self.epochs()):
             try:
                 manifest = self.load(epoch)
@@ -155,8 +158,12 @@ class ManifestStore:
                 continue
             if manifest.run == latest_run:
                 return manifest
-            if newest is None or manifest.run > newest.run:
+            if base is not None and manifest.run < base.run and manifest.commit_id != base.commit_id:
+                void = manifest if void is None or manifest.run > void.run else void
+            elif newest is None or manifest.run > newest.run:
                 newest = manifest
+        if newest is None and base is not None and base.epoch >= 0:
+            return void  # the manifest of the base is lost: whoever starts the job finds that out
         return newest
 
     def restores(self) -> list[tuple[int, int]]:

@@ -28,7 +28,7 @@ _ANYTHING = 1 << 36
 """State files, output and logs, whose size other records tell."""
 _LIMITS = {
     layout.RUNS: _NOTE, layout.WEB: _NOTE, layout.CLAIMS: _NOTE, layout.TAKEN: _NOTE, layout.STOPPING: _NOTE,
-    layout.DISCARDS: _NOTE, layout.TIMES: _NOTE,
+    layout.DISCARDS: _NOTE, layout.BASES: _NOTE, layout.TIMES: _NOTE,
     layout.EVENTS: 16 << 20, layout.STATS: _STATISTICS, layout.HISTORY: _STATISTICS, layout.CONTROL: _STATISTICS,
     layout.EPOCHS: MAX_BODY + _HEAD,
 }  # fmt: skip

@@ -17,6 +17,7 @@ from cairn.errors import CairnError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest, StateHandle, gave_up, inline_key
 from cairn.storage import layout
+from cairn.storage.bases import Base
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.manifests import decode_manifest
 from cairn.storage.statefile import StateFile
@@ -42,10 +43,8 @@ class Committed:
     outputs: list[Row]
     files: set[str]
     inline: set[int]
-    at: int
-    """When it was committed."""
-    displaced: list[Committed] = field(default_factory=list)
-    """Commits of older runs that it passed over."""
+    before: list[Committed]
+    """The history that it continues, oldest first."""
     shown: dict[str, None] = field(default_factory=dict)
     """The files that its sink shows once it is published."""
 
@@ -80,13 +79,11 @@ class JobModel:
         self.declared: list[Declared] = []
         """Restores under way."""
         self.restores = 0
-        self.void: set[str] = set()
-        """Commits of overtaken runs that came after a commit of a newer one."""
-        self._late: list[tuple[int, int]] = []
-        """Run and epoch of those: nobody can tell them from others afterwards, so they count for retention."""
+        self.void: dict[str, Committed] = {}
+        """Commits of overtaken runs that came after the base of a newer one, by commit id."""
+        self._base_run = 0
+        """The newest run that has written down what it goes on from."""
         self._completed_any = False
-        self._taken: dict[int, int] = {}
-        """When each run took the job over."""
         self._decoded: dict[str, dict[bytes, int | None]] = {}
 
     @property
@@ -95,10 +92,12 @@ class JobModel:
 
     def _kept(self) -> list[int]:
         """The epochs within retention."""
-        if not self._late:
+        if not self.void:
             return self.order[-self._retained :]
-        lineage = {(self.commits[epoch].manifest.run, epoch) for epoch in self.order[-self._retained :]}
-        return [epoch for run, epoch in sorted(lineage.union(self._late))[-self._retained :] if (run, epoch) in lineage]
+        # Nobody can tell void commits from others afterwards, so they count for retention.
+        late = {commit.manifest.order for commit in self.void.values()}
+        lineage = {self.commits[epoch].manifest.order for epoch in self.order[-self._retained :]}
+        return [epoch for run, epoch in sorted(lineage | late)[-self._retained :] if (run, epoch) in lineage]
 
     # Changes.
 
@@ -111,8 +110,8 @@ class JobModel:
                 number = layout.number_of(inside)
                 if number is not None:
                     self._epoch(what, number, path, data)
-            elif top == layout.RUNS:
-                self._taken[layout.number_of(inside) or 0] = self._disk.calls
+            elif top == layout.BASES:
+                self._based(msgspec.json.decode(data, type=Base))
             elif top == layout.SHARED:
                 if what == "delete":
                     self._deleted(inside)
@@ -142,21 +141,14 @@ class JobModel:
 
     def _committed(self, number: int, manifest: Manifest) -> None:
         newest = self.newest
-        if newest is not None and manifest.run < newest.manifest.run:
-            # A newer run has committed since: the manifest comes too late and counts for nothing.
-            self.void.add(manifest.commit_id)
-            self._late.append((manifest.run, number))
+        if manifest.run < self._base_run:
+            # A newer run has written down what it goes on from: the manifest comes too late and counts for nothing,
+            # unless a run that had read it before writes its base later.
+            self.void[manifest.commit_id] = self._replayed(manifest, self._parent_of(manifest))
             return
-        displaced: list[Committed] = []
-        while newest is not None and self._passed_over(newest, manifest):
-            self._make_void(newest)
-            displaced.append(newest)
-            newest = self.newest
         if newest is not None and number <= newest.epoch:
             raise Violation("one lineage", f"run {manifest.run} committed epoch {number} after epoch {newest.epoch}")
-        if manifest.restored:
-            state, outputs = self._restored(manifest)
-        else:
+        if not manifest.restored:
             parent = newest.epoch if newest is not None else -1
             if manifest.parent != parent:
                 raise Violation(
@@ -164,42 +156,64 @@ class JobModel:
                 )
             if newest is not None and manifest.lineage.get(parent) != newest.manifest.commit_id:
                 raise Violation("one lineage", f"epoch {number} goes on from another commit of epoch {parent}")
-            before = newest.state if newest is not None else {}
-            start = position_of(newest.manifest.offsets) if newest is not None else 0
+        commit = self._replayed(manifest, newest)
+        self.commits[number] = commit
+        self.order.append(number)
+        self._counts(commit)
+        self._list_checkpoints(completed=False)
+
+    def _parent_of(self, manifest: Manifest) -> Committed | None:
+        wanted = manifest.lineage.get(manifest.parent, "")
+        every = (*self.commits.values(), *self.void.values())
+        return next((commit for commit in every if commit.manifest.commit_id == wanted), None)
+
+    def _replayed(self, manifest: Manifest, parent: Committed | None) -> Committed:
+        """A commit with the state and the rows that it must have come to."""
+        if manifest.restored:
+            state, outputs = self._restored(manifest)
+        else:
+            before = parent.state if parent is not None else {}
+            start = position_of(parent.manifest.offsets) if parent is not None else 0
             state, outputs = self._source.after(before, start, position_of(manifest.offsets))
-        at = self._disk.calls
-        commit = Committed(manifest, state, outputs, set(manifest.files()), set(manifest.inline_epochs()), at)
+        history = [*parent.before, parent] if parent is not None else []
+        commit = Committed(manifest, state, outputs, set(manifest.files()), set(manifest.inline_epochs()), history)
         for committable in manifest.sinks:
             for move in msgspec.msgpack.decode(committable.data):
                 commit.shown[move["to"]] = None
+        return commit
+
+    def _counts(self, commit: Committed) -> None:
+        """A commit has become the newest of the history: all that it needs must be there, and be right."""
+        number = commit.epoch
         self._there(commit.files, f"epoch {number}")
         for epoch in commit.inline - {number}:
             if f"{self._root}/{layout.epoch_path(epoch)}" not in self._disk.files:
                 raise Violation("what is committed is whole", f"epoch {number} needs the manifest of epoch {epoch}")
-        commit.displaced = displaced
-        self.commits[number] = commit
-        self.order.append(number)
-        self._compare(manifest, {}, state, f"epoch {number} of run {manifest.run}")
-        self._list_checkpoints(completed=False)
+        self._compare(commit.manifest, {}, commit.state, f"epoch {number} of run {commit.manifest.run}")
 
-    def _passed_over(self, newest: Committed, manifest: Manifest) -> bool:
-        """Whether a run may go on without a commit: that of an older run, made after this one took the job over."""
-        if newest.manifest.run >= manifest.run or newest.at < self._taken.get(manifest.run, 0):
-            return False
-        return manifest.restored > 0 or manifest.lineage.get(manifest.parent) != newest.manifest.commit_id
-
-    def _make_void(self, commit: Committed) -> None:
-        shown = [name for name in commit.shown if f"{self._sink}/{name}" in self._disk.files]
-        if shown:
-            raise Violation("one lineage", f"epoch {commit.epoch} is passed over, and {shown[0]} shows its rows")
-        self.void.add(commit.manifest.commit_id)
-        self._late.append((commit.manifest.run, commit.epoch))
-        self.order.remove(commit.epoch)
-        del self.commits[commit.epoch]
-        for before in reversed(commit.displaced):  # what it had passed over counts again
-            self.void.discard(before.manifest.commit_id)
-            self.commits[before.epoch] = before
-            self.order.append(before.epoch)
+    def _based(self, base: Base) -> None:
+        """A run has written down what it goes on from: the history ends there, for everybody."""
+        if base.run < self._base_run:
+            return
+        self._base_run = base.run
+        newest = self.newest
+        if (newest.manifest.commit_id if newest is not None else "") == base.commit_id:
+            return
+        everything = {c.manifest.commit_id: c for c in (*self.commits.values(), *self.void.values())}
+        end = everything.get(base.commit_id)
+        if base.commit_id and end is None:
+            raise Violation("one lineage", f"run {base.run} goes on from epoch {base.epoch}, which was never committed")
+        history = [*end.before, end] if end is not None else []
+        counted = {commit.manifest.commit_id for commit in history}
+        for commit in self.commits.values():
+            shown = [name for name in commit.shown if f"{self._sink}/{name}" in self._disk.files]
+            if shown and commit.manifest.commit_id not in counted:
+                raise Violation("one lineage", f"epoch {commit.epoch} is passed over, and {shown[0]} shows its rows")
+        self.commits = {commit.epoch: commit for commit in history}
+        self.order = list(self.commits)
+        self.void = {key: commit for key, commit in everything.items() if key not in counted}
+        if end is not None:
+            self._counts(end)
 
     def _restored(self, manifest: Manifest) -> tuple[State, list[Row]]:
         position = position_of(manifest.offsets)
