@@ -298,9 +298,13 @@ def test_giving_a_checkpoint_up_deletes_nothing_of_a_newer_run_with_the_same_num
 
 
 def test_checkpoints_that_a_run_discards_at_its_end_stay_if_a_newer_run_has_the_job(tmp_path: Path) -> None:
-    overtaken(tmp_path)
+    _, new = overtaken(tmp_path)
     discard_all(LocalFileSystem(str(tmp_path)), "job", 1)
     assert (tmp_path / "chk-1" / "_metadata").exists()
+    assert CheckpointStore(new.files).numbers() == [1]
+    take_over(new)
+    new.step()
+    assert CheckpointStore(new.files).numbers() == [1]
 
 
 def test_checkpoints_that_a_run_discards_at_its_end_are_none_for_a_run_that_starts_meanwhile(

@@ -143,8 +143,8 @@ class CheckpointStore:
         present = [number for number in self._folders() if self.files.exists(layout.metadata_path(number))]
         if not present:
             return []
-        discarded = self._discarded()
         base = newest_base(self.files)
+        discarded = self._discarded(base)
         kept = [number for number in present if number not in discarded and not self._too_late(number, base)]
         for number in reversed(kept):
             facts = self._facts_of(number)
@@ -173,12 +173,14 @@ class CheckpointStore:
                 return None
         return self._facts[number]
 
-    def _discarded(self) -> set[int]:
-        """The checkpoints that runs discarded when they ended."""
+    def _discarded(self, base: Base | None = None) -> set[int]:
+        """The checkpoints that runs discarded when they ended, without those that a newer run counts on."""
         discarded: set[int] = set()
         for info in self.files.list(layout.DISCARDS):
             with suppress(NotFoundError, msgspec.MsgspecError):
-                discarded.update(msgspec.json.decode(self.files.read(info.path), type=list[int]))
+                numbers = set(msgspec.json.decode(self.files.read(info.path), type=list[int]))
+                late = base is not None and (layout.number_of(info.path) or 0) < base.run
+                discarded |= numbers - set(base.checkpoints) if late and base is not None else numbers
         return discarded
 
     def record_discards(self, run: int, numbers: Sequence[int]) -> None:
