@@ -22,7 +22,7 @@ from cairn.runtime.probe import declared_states
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifests import ManifestStore, Runs
 from cairn.storage.savepoints import SavepointFolder
 from cairn.testing.harness import UID, KeyedProcessHarness
 
@@ -63,14 +63,15 @@ def savepoint_of(job_dir: Path, target: Path, files: Any = None, token: str = ""
 
 
 def checkpoint_of(job_dir: Path, number: int = 1, retained: list[int] | None = None) -> str:
-    """An incremental checkpoint of the newest epoch."""
+    """An incremental checkpoint of the newest epoch, taken by the newest run."""
     files = LocalFileSystem(str(job_dir))
+    run = Runs(files).newest()
     store = ManifestStore(files)
     manifest = store.load(store.epochs()[-1])
     inlined = {e: store.load(e).inlined for e in manifest.inline_epochs() - {manifest.epoch}}
     info = CheckpointInfo(number, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
     CheckpointStore(files).complete(
-        Checkpoint(number, "harness", "harness", manifest.run, manifest, info, inlined=inlined, retained=retained)
+        Checkpoint(number, "harness", "harness", run, manifest, info, inlined=inlined, retained=retained)
     )
     return str(job_dir / f"chk-{number}")
 

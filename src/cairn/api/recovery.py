@@ -52,9 +52,8 @@ from cairn.errors import (
 from cairn.logs import get_logger
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage import layout
-from cairn.storage.bases import Base, record_base
-from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.history import open_history
 from cairn.storage.manifests import (
     IncompleteManifestError,
     JobIdentity,
@@ -148,7 +147,7 @@ def recover(
     expected = Runs(files).newest() + 1
     brought = _brought(snapshot, files, identity, plan, restorer, expected, now_ms)
     run = Runs(files).take(parallelism, now_ms, settings.remembered)
-    _open_history(files, run.run)
+    open_history(files, run.run)
     drop_stale_claims(files, identity)
     judged = snapshot
     if snapshot is not None and not named:  # the run before may have committed since: judge what is there now
@@ -177,14 +176,6 @@ def recover(
     if marked:
         files.delete(layout.DAMAGED)
     return Recovered(identity, run, manifest)
-
-
-def _open_history(files: LocalFileSystem, run: int) -> None:
-    """Write down what the run goes on from. What overtaken runs add to the history after this does not count."""
-    newest = ManifestStore(files).newest()
-    epoch, commit = (newest.epoch, newest.commit_id) if newest is not None else (-1, "")
-    record_base(files, Base(run, epoch, commit, CheckpointStore(files).numbers()))
-    Runs(files).check(run)
 
 
 def _is_own(snapshot: Snapshot, identity: JobIdentity | None) -> bool:

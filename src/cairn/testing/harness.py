@@ -40,7 +40,8 @@ from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
 from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs, create_identity, load_identity
+from cairn.storage.history import open_history
+from cairn.storage.manifests import Runs, create_identity, load_identity
 from cairn.testing.cluster import (
     Aside,
     LocalCluster,
@@ -360,9 +361,7 @@ class KeyedProcessHarness:
         if identity is None:
             identity = create_identity(self.files, "harness", "harness", self.spec.max_parallelism)
         run = Runs(self.files).take(self.spec.parallelism, self._time)
-        manifests = ManifestStore(self.files)
-        epochs = manifests.epochs()
-        current = manifests.load(epochs[-1]) if epochs else None
+        current = open_history(self.files, run.run)
         if current is not None:
             self._watermark = max(self._watermark, current.watermark)
             self._time = max(self._time, current.time_ms)

@@ -10,7 +10,6 @@ Examples::
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import os
 import sys
@@ -18,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from cairn.testing.simulation.campaign import run_chunk
+from cairn.testing.simulation.campaign import quiet, run_chunk
 from cairn.testing.simulation.history import EPOCHS, Outcome, simulate
 from cairn.testing.simulation.shrink import readable, shrink
 
@@ -38,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="how many epochs a history goes on for")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many processes to use")
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
     if given.seed is not None:
-        return _one(given.seed, given.epochs, given.trace, given.shrink)
+        with quiet():
+            return _one(given.seed, given.epochs, given.trace, given.shrink)
     first = given.first if given.first is not None else time.time_ns() // 1_000_000 % 1_000_000_000 * 1000
     seeds = given.seeds or (1 << 40 if given.minutes else 1000)
     return _many(first, seeds, given.minutes * 60 or float("inf"), given.epochs, given.processes, given.shrink)

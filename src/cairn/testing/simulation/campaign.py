@@ -6,9 +6,26 @@ import gc
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cairn.testing.simulation import system
 from cairn.testing.simulation.history import MEMORY, Outcome, simulate
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without log records, of which a history has many, and without garbage collections in the middle of one."""
+    disabled, collecting = logging.root.manager.disable, gc.isenabled()
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        if collecting:
+            gc.enable()
+        gc.collect()
 
 
 def run_chunk(work: tuple[int, int, int, float]) -> tuple[int, Counter[str], list[Outcome]]:
@@ -17,9 +34,7 @@ def run_chunk(work: tuple[int, int, int, float]) -> tuple[int, Counter[str], lis
     counters: Counter[str] = Counter()
     failed = []
     done = 0
-    logging.disable(logging.CRITICAL)
-    gc.disable()
-    with system.installed(MEMORY):
+    with quiet(), system.installed(MEMORY):
         for seed in range(first, first + count):
             if time.time() > deadline:
                 break
@@ -29,5 +44,4 @@ def run_chunk(work: tuple[int, int, int, float]) -> tuple[int, Counter[str], lis
             done += 1
             if outcome.problem:
                 failed.append(outcome)
-    gc.collect()
     return done, counters, failed
