@@ -17,6 +17,8 @@ from cairn.coordinator.epoch_time import TimeKeeper, elapsed_seconds, now_ms
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError
 from cairn.model.descriptors import MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
+from cairn.model.manifest import Manifest
+from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.harness import KeyedProcessHarness
 
 SECOND = 1000
@@ -330,3 +332,28 @@ def test_the_real_clocks_run_forward() -> None:
     before = (elapsed_seconds(), now_ms())
     assert elapsed_seconds() >= before[0]
     assert now_ms() > 50 * YEAR
+
+
+def test_the_epoch_after_one_that_was_planned_before_a_long_stop_is_processed(tmp_path: Path) -> None:
+    """The first batch is three days old when it is processed; between it and the next one no three days pass."""
+    day = 86_400_000
+    planned, now, passed = 10 * day, 13 * day, 0.0
+    keeper = TimeKeeper(
+        LocalFileSystem(str(tmp_path)), day, 90 * day, now=lambda: now + int(passed * 1000), elapsed=lambda: passed
+    )
+
+    def manifest(epoch: int, time_ms: int) -> Manifest:
+        return Manifest("j", "i", epoch, f"c{epoch}", 1, epoch - 1, 128, "", 0, time_ms, [], [], {})
+
+    parent = manifest(0, planned - 1000)
+    first = keeper.decide(1, planned, parent)
+    assert first.time_ms == planned
+    repeated = manifest(1, planned)
+    keeper.committed(repeated)
+    passed = 1.0
+    assert keeper.decide(2, now + 1000, repeated).time_ms == now + 1000
+    following = manifest(2, now + 1000)
+    keeper.committed(following)
+    passed = 2.0
+    with pytest.raises(EpochFailedError, match=r"max-jump"):
+        keeper.decide(3, now + 5 * day, following)

@@ -36,6 +36,7 @@ class Coordinator:
         self.outcome = outcome
         self.periodic = periodic
         self.epoch = epoch
+        self.published = True
         self.asked = 0
 
     def current_epoch(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +242,16 @@ def test_a_record_that_fits_is_accepted() -> None:
         {"snapshot": True}, {"path": "shared/op/000000000007-3-8.state"},
     ],
 )  # fmt: skip
-def test_every_fact_of_the_place_is_compared(changes: dict[str, Any]) -> None:
+def test_every_fact_of_the_place_explains_a_file_with_other_contents(changes: dict[str, Any]) -> None:
     with pytest.raises(CorruptFileError, match=r"it is in the wrong place|it is in the wrong") as caught:
-        StateFile(DATA, "it", CHECKSUM, len(DATA), place(**changes))
+        StateFile(DATA, "it", "0" * 16, len(DATA), place(**changes))
     assert "/jobs/job/" in caught.value.message or "another job, 'job'" in caught.value.message
+
+
+def test_a_file_with_the_right_contents_is_accepted_whatever_its_record_says() -> None:
+    """An earlier version copies files byte by byte when it restores a job; nothing is wrong with them."""
+    for changes in ({"incarnation": "i2"}, {"path": "shared/op/000000000007-3-8.state"}):
+        assert StateFile(DATA, "it", CHECKSUM, len(DATA), place(**changes)).owner == OWNER
 
 
 def test_every_damaged_byte_of_the_record_is_found() -> None:
@@ -265,13 +270,12 @@ def test_text_of_a_foreign_record_is_shown_escaped_and_cut() -> None:
     evil = msgspec.structs.replace(OWNER, uid="\x1b[31m" + "u" * 5000, incarnation="\n\n", job_id="\u202e", path="\r\n")
     data, checksum = statefile.encode([], evil)
     with pytest.raises(CorruptFileError, match="is in the wrong place") as caught:
-        StateFile(data, "it", checksum, len(data), place())
+        StateFile(data, "it", checksum[::-1], len(data), place())
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < 2000
 
 
-def test_the_start_of_a_job_with_thousands_of_files_is_quick(tmp_path: Path) -> None:
-    """Footers are read, not whole files: 4,000 of them take about a tenth of a millisecond each."""
+def test_the_start_of_a_job_with_thousands_of_files_finds_the_two_that_changed_places(tmp_path: Path) -> None:
     files = LocalFileSystem(str(tmp_path))
     shape = run(tmp_path, 1, inline_threshold=0, parallelism=1)
     manifest = newest(tmp_path)
@@ -283,14 +287,13 @@ def test_the_start_of_a_job_with_thousands_of_files_is_quick(tmp_path: Path) -> 
     (tmp_path / "shared" / UID).mkdir(exist_ok=True, parents=True)
     for number in range(4000):
         path = f"shared/{UID}/{0:012d}-1-{number + 1000}.state"
-        data, checksum = statefile.encode(section, writer.owner(path, 0, first.groups))
+        contents = section if number != 3000 else []
+        data, checksum = statefile.encode(contents, writer.owner(path, 0, first.groups))
         (tmp_path / path).write_bytes(data)
         chain.append(msgspec.structs.replace(first, path=path, size=len(data), checksum=checksum))
     operator = msgspec.structs.replace(manifest.operators[0], chain=chain)
     large = msgspec.structs.replace(manifest, operators=[operator])
-    since = time.perf_counter()
     assert damage(files, large) == ""
-    assert time.perf_counter() - since < 10
     swap(tmp_path / chain[3000].path, tmp_path / chain[3999].path)
     assert chain[3000].path in damage(files, large)
     assert chain[3999].path in damage(files, large)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE
+from tests.unit.coordinating import manifest
 from tests.unit.restoring import checkpoint_of, harness, restored, savepoint_of, shape_of
 from tests.unit.test_restore_savepoint import ROWS, Old
 from tests.unit.test_savepoint_coordinator import World
@@ -311,3 +312,27 @@ def test_the_end_of_time_fires_every_timer_also_those_of_its_own_rows(tmp_path: 
         manifest = job.manifest
         assert manifest is not None
         assert manifest.watermark < 1 << 62, "if the job goes on, it goes on with its own time"
+
+
+def test_a_stop_finishes_an_epoch_whose_output_is_not_published_yet(tmp_path: Path) -> None:
+    """After a crash between commit and publication Spark asks for the epoch again, which must pass the shut gate."""
+    world = World(tmp_path)
+    world.commit(3)
+    world.coordinator._published = False
+    gate = EpochGate()
+    rolled_forward = []
+
+    def spark() -> None:
+        if gate.enter():
+            world.coordinator.epoch_committed(manifest(3), ())
+            rolled_forward.append(3)
+            gate.leave()
+
+    gate.shut(10)
+    threading.Thread(target=spark, daemon=True).start()
+    order = SavepointOrder("/sp", "r")
+    info = served(
+        world, lambda: stop(world.files, gate, world.coordinator, Loop(), order, 1, False, lambda: None, PATIENCE)
+    )
+    assert not isinstance(info, Exception), info
+    assert rolled_forward == [3]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from cairn.api.gate import EpochGate
+from cairn.api.stopping import finish_newest
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.errors import CairnError
 from cairn.logs import get_logger
@@ -71,6 +72,7 @@ def _last_checkpoint(job: Interruptible, gate: EpochGate, coordinator: Checkpoin
         done = CheckpointStore(LocalFileSystem(job.directory)).current()
         if done and done[-1].manifest.epoch == epoch:
             return done[-1].id
+        finish_newest(gate, coordinator, deadline)
         return coordinator.request().wait(max(1.0, deadline - time.monotonic())).id
     except (CairnError, TimeoutError, OSError) as error:
         told = error.message if isinstance(error, CairnError) else str(error)

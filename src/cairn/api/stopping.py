@@ -104,6 +104,15 @@ def stop(
     return info
 
 
+def finish_newest(gate: EpochGate, coordinator: CheckpointCoordinator, deadline: float) -> None:
+    """Let the newest epoch through a shut gate once more if its output is not published yet, as after a crash.
+
+    Spark asks for it before any other, and no checkpoint or savepoint is cut there before.
+    """
+    if not coordinator.published:
+        gate.one_more(max(0.0, deadline - time.monotonic()))
+
+
 def _stop(
     files: FileSystem,
     gate: EpochGate,
@@ -127,6 +136,7 @@ def _stop(
         _write_note(files, note)
         request = _known(coordinator, order)
         if request is None:
+            finish_newest(gate, coordinator, deadline)
             if order.drained and timers:
                 _drain(gate, loop, deadline)
             request = coordinator.savepoint(order)

@@ -186,6 +186,12 @@ class CheckpointCoordinator:
         """Whether checkpoints are taken by themselves."""
         return self._settings.interval_ms > 0
 
+    @property
+    def published(self) -> bool:
+        """Whether the output of the newest epoch is visible, so that a checkpoint can be cut there."""
+        with self._lock:
+            return self._published
+
     def current_epoch(self) -> int:
         """The newest committed epoch, -1 if there is none."""
         with self._lock:

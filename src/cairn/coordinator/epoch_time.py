@@ -5,9 +5,9 @@ still for years: no timer fires, no state expires. What can be known decides:
 
 * Between two epochs of one process the monotonic clock says how much time passed. A batch time that is further ahead
   than that by more than `max_jump_ms` is refused.
-* After a start nobody knows how long the job was stopped. A batch time that is ahead of the newest epoch by more than
-  `max_downtime_ms` is refused. If the clock says something plausible by now, the batch was planned while it was wrong,
-  and the epoch gets the time of now instead.
+* After a start, and after an epoch that was planned long before it was processed, nobody knows how long the job was
+  stopped. A batch time that is ahead of the newest epoch by more than `max_downtime_ms` is refused. If the clock says
+  something plausible by now, the batch was planned while it was wrong, and the epoch gets the time of now instead.
 * A job whose time is ahead of the clock can be set back, once, by `reset`.
 
 A decision against the batch time is stored before the epoch runs, so that a repetition of the epoch sees the same.
@@ -72,12 +72,16 @@ class TimeKeeper:
         self._now = now
         self._elapsed = elapsed
         self._instant = 0.0
+        self._planned_long_ago = False
+        """The batch of the epoch was planned at another time, before a crash say: the time between its batch and the
+        next one is not the time that passes between the two epochs."""
         self._begun = False
         self._warned = False
 
     def decide(self, epoch: int, batch_ms: int, parent: Manifest | None) -> EpochTime:
         """The time of an epoch that continues `parent`, with the batch time that Spark's log has for it."""
         self._instant = self._elapsed()
+        self._planned_long_ago = abs(self._now() - batch_ms) > self._max_jump_ms
         first, self._begun = not self._begun, True
         written = self._written(epoch, batch_ms) if first else None  # only the first one may be a repetition
         if written is not None:
@@ -108,7 +112,10 @@ class TimeKeeper:
 
     def committed(self, manifest: Manifest) -> None:
         """The epoch that was decided on last is committed."""
-        _instants[self._files.root] = (manifest.commit_id, self._instant)
+        if self._planned_long_ago:
+            _instants.pop(self._files.root, None)
+        else:
+            _instants[self._files.root] = (manifest.commit_id, self._instant)
 
     def _warn(self, parent: Manifest, batch_ms: int) -> None:
         if not self._warned:

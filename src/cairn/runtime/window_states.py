@@ -187,7 +187,10 @@ class WindowMap(WindowValue):
         pairs = [(fit(key, self._key), fit(value, self._value)) for key, value in added]
         if pairs:
             draft = self._draft()
-            draft.parts.update((self._key.from_storage(pair[0]), pair) for pair in pairs)
+            for stored_key, stored in pairs:
+                key = self._key.from_storage(stored_key)
+                known = draft.parts.get(key)  # 0.0 and -0.0 are equal: the key that is there stays
+                draft.parts[key] = (stored_key if known is None else known[0], stored)
             self._state.keep(self._scope.window, draft)
 
     def remove(self, key: Any) -> None:

@@ -151,14 +151,13 @@ class StateFile:
             owner = None if isinstance(footer, str) else self._owner(footer)
         except ValueError as error:
             raise self._damaged(str(error)) from None
-        if place is not None:  # a file in the wrong place is whole, and has another size and checksum
-            place.check(owner, name)
+        right = not isinstance(footer, str) and xxhash.xxh3_64_hexdigest(footer) == checksum
+        if place is not None and not (right and total == size):
+            place.check(owner, name)  # the file may be whole and belong elsewhere: its owner tells
         if total != size:
             raise self._damaged(f"it has {total} bytes instead of {size}")
-        if isinstance(footer, str):
-            raise self._damaged(footer)
-        if xxhash.xxh3_64_hexdigest(footer) != checksum:
-            raise self._damaged(_WRONG_FOOTER)
+        if isinstance(footer, str) or not right:
+            raise self._damaged(footer if isinstance(footer, str) else _WRONG_FOOTER)
         self.owner = owner
         """The place that the file was written for; None in files of earlier versions."""
         try:
