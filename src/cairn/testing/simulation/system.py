@@ -30,8 +30,6 @@ from cairn.testing.simulation import scheduler
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem, Stored, remove_tree
 from cairn.testing.simulation.scheduler import Lock, Scheduler
 
-EPOCH_MS = 1_700_000_000_000
-"""The time of day at which every history begins."""
 PLAIN = 0o100640
 FOLDER = 0o040750
 
@@ -191,7 +189,7 @@ class _Os:
         disk = machine().disk
         disk.enter("stat", path)
         if path in disk.children:
-            return _Stat(FOLDER, 0, 0.0)
+            return _Stat(FOLDER, 0, disk.made.get(path, 0) / 1000)
         stored = _stored(disk, path)
         return _Stat(PLAIN, len(stored.data), stored.modified / 1000)
 
@@ -340,7 +338,7 @@ class _Time:
 def _now_ms() -> int:
     at = machine()
     actor = at.scheduler.current
-    return EPOCH_MS + at.scheduler.now + at.disk.leap_ms + (actor.process.skew_ms if actor is not None else 0)
+    return at.disk.now_ms() + (actor.process.skew_ms if actor is not None else 0)
 
 
 class _Uuid:
