@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.api import directories, recovery, restore, sinks
+from cairn.api import directories, recovery, restore, savepoints, sinks
 from cairn.coordinator import compaction, epochs
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
@@ -211,6 +212,25 @@ def checkpoints_go_before_the_next_is_complete(patch: Patch) -> None:
     patch.setattr(CheckpointStore, "complete", wrapped)
 
 
+def a_request_makes_a_savepoint_every_time(patch: Patch) -> None:
+    tokens = (f"{number:012x}" for number in itertools.count())
+    patch.setattr(savepoints, "_token", lambda *named: next(tokens))
+
+
+def a_savepoint_lacks_the_newest_changes(patch: Patch) -> None:
+    work = savepoints._work
+
+    def wrapped(job_dir: str, manifest: Any, operator: Any, target: str) -> Any:
+        older = msgspec.structs.replace(operator, chain=operator.chain[:-1] or operator.chain)
+        return work(job_dir, manifest, older, target)
+
+    patch.setattr(savepoints, "_work", wrapped)
+
+
+def an_attempt_at_a_savepoint_clears_the_directory(patch: Patch) -> None:
+    patch.setattr(layout, "is_attempt", lambda name, token: True)
+
+
 SEEDS = {
     "fence_is_ignored": 1010,
     "no_look_after_the_commit": 1058,
@@ -230,6 +250,9 @@ SEEDS = {
     "the_working_store_is_ahead_of_the_commit": 1001,
     "recovery_takes_an_older_manifest": 1000,
     "checkpoints_go_before_the_next_is_complete": 1001,
+    "a_request_makes_a_savepoint_every_time": 1000,
+    "a_savepoint_lacks_the_newest_changes": 1000,
+    "an_attempt_at_a_savepoint_clears_the_directory": 1000,
 }
 """Seeds that found each mutation at once when they were written down. Where one does not any more, the tests search."""
 MUTATIONS: list[Callable[[Patch], None]] = [
@@ -251,6 +274,9 @@ MUTATIONS: list[Callable[[Patch], None]] = [
     the_working_store_is_ahead_of_the_commit,
     recovery_takes_an_older_manifest,
     checkpoints_go_before_the_next_is_complete,
+    a_request_makes_a_savepoint_every_time,
+    a_savepoint_lacks_the_newest_changes,
+    an_attempt_at_a_savepoint_clears_the_directory,
 ]
 
 

@@ -36,13 +36,16 @@ FOLDER = 0o040750
 MODULES = {
     "cairn.api.agreement": ("os",),
     "cairn.api.claims": ("LocalFileSystem",),
+    "cairn.api.gate": ("threading", "time"),
     "cairn.api.origin": ("os",),
     "cairn.api.recovery": ("os",),
     "cairn.api.restore": ("os", "tempfile", "uuid"),
+    "cairn.api.savepoints": ("os", "sync", "threading", "time", "uuid"),
     "cairn.api.sinks": ("os", "shutil", "LocalFileSystem"),
     "cairn.api.snapshots": ("os", "LocalFileSystem"),
     "cairn.api.sources": ("os", "shutil", "sync", "uuid"),
     "cairn.api.sparklogs": ("os", "LocalFileSystem"),
+    "cairn.api.stopping": ("threading", "time"),
     "cairn.connectors.staging": ("os", "shutil", "LocalFileSystem", "sync"),
     "cairn.coordinator.checkpoints": ("threading",),
     "cairn.coordinator.compaction": ("threading",),
@@ -174,16 +177,20 @@ class _Os:
             raise FileExistsError(errno.EEXIST, "the folder exists already", path)
         disk.make(path)
 
-    def walk(self, path: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    def walk(self, path: str, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
         disk = machine().disk
         disk.enter("walk", path)
         if path not in disk.children:
             return
         names = sorted(disk.children[path])
         inner = [name for name in names if f"{path}/{name}" in disk.children]
-        yield path, inner, [name for name in names if name not in inner]
+        here = path, inner, [name for name in names if name not in inner]
+        if topdown:
+            yield here
         for name in inner:
-            yield from self.walk(f"{path}/{name}")
+            yield from self.walk(f"{path}/{name}", topdown)
+        if not topdown:
+            yield here
 
     def lstat(self, path: str) -> _Stat:
         disk = machine().disk
