@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.api import directories, recovery, restore, savepoints, sinks
+from cairn.api import directories, recovery, restore, retention, savepoints, sinks
 from cairn.coordinator import compaction, epochs
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
@@ -231,6 +231,21 @@ def an_attempt_at_a_savepoint_clears_the_directory(patch: Patch) -> None:
     patch.setattr(layout, "is_attempt", lambda name, token: True)
 
 
+def discards_are_not_written_down(patch: Patch) -> None:
+    patch.setattr(CheckpointStore, "record_discards", lambda self, run, numbers: None)
+
+
+def discards_do_not_look_for_a_newer_run(patch: Patch) -> None:
+    class Blind:
+        def __init__(self, files: Any) -> None:
+            pass
+
+        def check(self, mine: int) -> None:
+            return None
+
+    patch.setattr(retention, "Runs", Blind)
+
+
 SEEDS = {
     "fence_is_ignored": 1010,
     "no_look_after_the_commit": 1058,
@@ -253,6 +268,8 @@ SEEDS = {
     "a_request_makes_a_savepoint_every_time": 1000,
     "a_savepoint_lacks_the_newest_changes": 1000,
     "an_attempt_at_a_savepoint_clears_the_directory": 1000,
+    "discards_are_not_written_down": 1000,
+    "discards_do_not_look_for_a_newer_run": 1000,
 }
 """Seeds that found each mutation at once when they were written down. Where one does not any more, the tests search."""
 MUTATIONS: list[Callable[[Patch], None]] = [
@@ -277,6 +294,8 @@ MUTATIONS: list[Callable[[Patch], None]] = [
     a_request_makes_a_savepoint_every_time,
     a_savepoint_lacks_the_newest_changes,
     an_attempt_at_a_savepoint_clears_the_directory,
+    discards_are_not_written_down,
+    discards_do_not_look_for_a_newer_run,
 ]
 
 

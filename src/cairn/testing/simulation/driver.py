@@ -13,6 +13,7 @@ from cairn.api.gate import EpochGate
 from cairn.api.migration import LocalMover
 from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.api.retention import discard_all
 from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import FileSink
 from cairn.api.sources import COMPACT_INTERVAL
@@ -70,6 +71,8 @@ class Driver:
         self.declared = declared
         self.process = Process(self.name)
         self.stopping = False
+        self.discards = False
+        """It was cancelled, and its checkpoints go with it."""
         self.ended = False
         self.run = 0
         self.epochs = 0
@@ -123,9 +126,20 @@ class Driver:
                 coordinator.close()
             except Exception as error:  # noqa: BLE001 - the world judges it
                 self.error = self.error or error
+        if self.discards:
+            self._discard()
         self.ended = True
         self._ended_at = self.world.scheduler.now
         self.world.driver_ended(self)
+
+    def _discard(self) -> None:
+        files = SimulatedFileSystem(self.job.root)
+        try:
+            Runs(files).check(self.run)
+            discard_all(files, "job", self.run)  # type: ignore[arg-type]
+            self.world.counters.add("runs that discarded their checkpoints")
+        except CairnError:  # the job has ended all the same
+            self.world.counters.add("runs that could not discard their checkpoints")
 
     def _recover(self, files: SimulatedFileSystem) -> tuple[Recovered, FileSink]:
         sink = FileSink(self.job.sink, format="json")

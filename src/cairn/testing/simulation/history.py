@@ -255,6 +255,7 @@ class World:
             driver.user.stop_with = name
         else:
             self.counters.add("stops")
+            driver.discards = self.choices.chance(f"{name}/discard", 0.4)
             driver.stopping = True
 
     def _snapshots(self, job: Job) -> list[Origin]:

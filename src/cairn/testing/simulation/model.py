@@ -83,6 +83,7 @@ class JobModel:
         """Commits of overtaken runs that came after the base of a newer one, by commit id."""
         self._base_run = 0
         """The newest run that has written down what it goes on from."""
+        self._base_checkpoints: list[int] = []
         self._completed_any = False
         self._decoded: dict[str, dict[bytes, int | None]] = {}
 
@@ -112,6 +113,8 @@ class JobModel:
                     self._epoch(what, number, path, data)
             elif top == layout.BASES:
                 self._based(msgspec.json.decode(data, type=Base))
+            elif top == layout.DISCARDS:
+                self._discards(layout.number_of(inside) or 0)
             elif top == layout.SHARED:
                 if what == "delete":
                     self._deleted(inside)
@@ -196,6 +199,7 @@ class JobModel:
         if base.run < self._base_run:
             return
         self._base_run = base.run
+        self._base_checkpoints = base.checkpoints
         newest = self.newest
         if (newest.manifest.commit_id if newest is not None else "") == base.commit_id:
             return
@@ -245,6 +249,16 @@ class JobModel:
             self._list_checkpoints(completed=True)
         elif number in self.listed:
             raise Violation("what is needed stays", f"checkpoint {number} was deleted, which is listed")
+
+    def _discards(self, run: int) -> None:
+        """A run that has ended lets all its checkpoints go, but not those that a newer run goes on with."""
+        before = list(self.listed)
+        self._list_checkpoints(completed=False)
+        gone = [number for number in before if number in self._base_checkpoints and number not in self.listed]
+        if gone and run < self._base_run:
+            raise Violation(
+                "what is needed stays", f"run {run} let checkpoint {gone[0]} go, which run {self._base_run} goes on with"
+            )
 
     def _list_checkpoints(self, completed: bool) -> None:
         """Look which checkpoints the job has, as anybody would who asks for them; new ones must be whole."""
