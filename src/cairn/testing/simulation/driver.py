@@ -144,6 +144,7 @@ class Driver:
     def _recover(self, files: SimulatedFileSystem) -> tuple[Recovered, FileSink]:
         sink = FileSink(self.job.sink, format="json")
         sink.uid = "out"
+        sink.may_repeat = self.settings.checkpoints.mode == "AT_LEAST_ONCE"
         spec = operator(self.parallelism)
         with held(self.settings.restore_path):
             recovered = recover(

@@ -100,6 +100,7 @@ class World:
                 interval_ms=choices.one_of("checkpoint interval", (0, 150, 400)),
                 num_retained=self.num_retained,
                 incremental=not choices.chance("full checkpoints", 0.3),
+                mode=choices.one_of("mode", ("EXACTLY_ONCE",) * 6 + ("AT_LEAST_ONCE",)),
                 unaligned=choices.chance("unaligned", 0.2),
                 tolerable_failures=3,
             ),
@@ -114,6 +115,7 @@ class World:
     def _add_job(self, name: str) -> Job:
         root, sink = f"/sim/{name}", f"/sim/{name}-out"
         model = JobModel(self.disk, root, sink, self.source, self.retained, self.num_retained)
+        model.may_repeat = self.settings.checkpoints.mode == "AT_LEAST_ONCE"
         job = Job(name, root, sink, model)
         self.disk.prompt.add(sink)
         self.jobs.append(job)

@@ -78,6 +78,8 @@ class JobModel:
         self.listed: dict[int, Checkpoint] = {}
         self.declared: list[Declared] = []
         """Restores under way."""
+        self.may_repeat = False
+        """AT_LEAST_ONCE: rows are shown before their epoch is committed, and again if it never is."""
         self.restores = 0
         self.void: dict[str, Committed] = {}
         """Commits of overtaken runs that came after the base of a newer one, by commit id."""
@@ -211,7 +213,7 @@ class JobModel:
         counted = {commit.manifest.commit_id for commit in history}
         for commit in self.commits.values():
             shown = [name for name in commit.shown if f"{self._sink}/{name}" in self._disk.files]
-            if shown and commit.manifest.commit_id not in counted:
+            if shown and commit.manifest.commit_id not in counted and not self.may_repeat:
                 raise Violation("one lineage", f"epoch {commit.epoch} is passed over, and {shown[0]} shows its rows")
         self.commits = {commit.epoch: commit for commit in history}
         self.order = list(self.commits)
@@ -297,6 +299,8 @@ class JobModel:
         if what == "delete":
             raise Violation("shown once", f"{name} was shown and is gone")
         commit = self.commits.get(epoch)
+        if self.may_repeat and (commit is None or name not in commit.shown):
+            return
         if commit is None:
             raise Violation("shown once", f"{name} is shown, but epoch {epoch} is not committed")
         if name not in commit.shown:
