@@ -259,7 +259,8 @@ class JobModel:
         gone = [number for number in before if number in self._base_checkpoints and number not in self.listed]
         if gone and run < self._base_run:
             raise Violation(
-                "what is needed stays", f"run {run} let checkpoint {gone[0]} go, which run {self._base_run} goes on with"
+                "what is needed stays",
+                f"run {run} let checkpoint {gone[0]} go, which run {self._base_run} goes on with",
             )
 
     def _list_checkpoints(self, completed: bool) -> None:
