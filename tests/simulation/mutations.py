@@ -15,6 +15,7 @@ from cairn.coordinator import compaction, epochs
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
 from cairn.runtime import compact, task
+from cairn.state import table, timers
 from cairn.state.files import changes_of
 from cairn.storage import cleanup, layout
 from cairn.storage import compaction as compaction_files
@@ -260,6 +261,24 @@ def at_least_once_shows_only_what_is_rolled_forward(patch: Patch) -> None:
     patch.setattr(epochs.EpochLoop, "_run_epoch", wrapped)
 
 
+def timers_that_fired_are_not_removed(patch: Patch) -> None:
+    fire = timers.TimerTable.fire
+
+    def wrapped(self: Any, *given: Any) -> int:
+        count = fire(self, *given)
+        self._removed.clear()
+        return count
+
+    patch.setattr(timers.TimerTable, "fire", wrapped)
+
+
+def state_expires_a_moment_late(patch: Patch) -> None:
+    def expired(self: Any, time: int | None) -> bool:
+        return time is not None and time + self.length + 20 <= self.clock
+
+    patch.setattr(table.Ttl, "expired", expired)
+
+
 SEEDS = {
     "fence_is_ignored": 1010,
     "no_look_after_the_commit": 1058,
@@ -285,6 +304,8 @@ SEEDS = {
     "discards_are_not_written_down": 1000,
     "discards_do_not_look_for_a_newer_run": 1000,
     "at_least_once_shows_only_what_is_rolled_forward": 1000,
+    "timers_that_fired_are_not_removed": 1000,
+    "state_expires_a_moment_late": 1000,
 }
 """Seeds that found each mutation at once when they were written down. Where one does not any more, the tests search."""
 MUTATIONS: list[Callable[[Patch], None]] = [
@@ -312,6 +333,8 @@ MUTATIONS: list[Callable[[Patch], None]] = [
     discards_are_not_written_down,
     discards_do_not_look_for_a_newer_run,
     at_least_once_shows_only_what_is_rolled_forward,
+    timers_that_fired_are_not_removed,
+    state_expires_a_moment_late,
 ]
 
 

@@ -38,16 +38,8 @@ from cairn.testing.simulation.disk import SimulatedFileSystem
 from cairn.testing.simulation.model import Declared
 from cairn.testing.simulation.savepoints import SavepointUser, SimulatedBackground, SimulatedSpark
 from cairn.testing.simulation.scheduler import NEVER, Process, Thread
-from cairn.testing.simulation.spark import (
-    GROUPS,
-    SOURCE,
-    UID,
-    QueryLog,
-    SimulatedCluster,
-    entry,
-    operator,
-    position_of,
-)
+from cairn.testing.simulation.spark import SOURCE, QueryLog, SimulatedCluster, entry, position_of
+from cairn.testing.simulation.totals import GROUPS, UID, operator
 
 if TYPE_CHECKING:
     from cairn.testing.simulation.history import Job, World
@@ -145,7 +137,7 @@ class Driver:
         sink = FileSink(self.job.sink, format="json")
         sink.uid = "out"
         sink.may_repeat = self.settings.checkpoints.mode == "AT_LEAST_ONCE"
-        spec = operator(self.parallelism)
+        spec = operator(self.parallelism, self.world.source.timed)
         with held(self.settings.restore_path):
             recovered = recover(
                 files, "job", "job", self.settings, self.parallelism, GROUPS, [UID],  # type: ignore[arg-type]

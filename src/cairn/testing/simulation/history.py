@@ -19,7 +19,8 @@ from cairn.testing.simulation.driver import Driver
 from cairn.testing.simulation.model import Committed, Declared, JobModel, Violation
 from cairn.testing.simulation.savepoints import DIRECTORY, Shelf
 from cairn.testing.simulation.scheduler import Process, Scheduler, Stuck
-from cairn.testing.simulation.spark import Conflict, Memory, Source, Worker, position_of
+from cairn.testing.simulation.spark import Conflict, Memory, Worker, position_of
+from cairn.testing.simulation.totals import Source
 
 EPOCHS = 20
 _MOST_DRIVERS = 14
@@ -84,7 +85,7 @@ class World:
         self.disk.watchers.append(self._changed)
         self.disk.trace = [] if traced else None
         self._digest = hashlib.blake2b(digest_size=8)
-        self.source = Source(seed, 1 + choices.below("keys", 4))
+        self.source = Source(seed, 1 + choices.below("keys", 4), choices.chance("timed", 0.15))
         self.workers = [Worker() for _ in range(_WORKERS)]
         self.violation: Violation | None = None
         self.retained = 1 + choices.below("epochs retained", 3)

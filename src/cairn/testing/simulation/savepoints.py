@@ -20,13 +20,14 @@ from cairn.coordinator.epochs import EpochLoop
 from cairn.coordinator.pending import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
-from cairn.model.savepoint import SavepointMetadata
+from cairn.model.savepoint import SavepointMetadata, StateTable
 from cairn.storage import layout
 from cairn.storage.savepoints import decode_savepoint, named_files
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
 from cairn.testing.simulation.model import Committed, Violation
 from cairn.testing.simulation.scheduler import Process, Thread
-from cairn.testing.simulation.spark import State, position_of
+from cairn.testing.simulation.spark import position_of
+from cairn.testing.simulation.totals import State, living, moment_of
 
 if TYPE_CHECKING:
     from cairn.testing.simulation.driver import Driver
@@ -143,20 +144,21 @@ class Shelf:
                 raise Violation("what is listed restores", f"savepoint {saved.path} lacks {path}")
         if position_of(saved.metadata.offsets) != position_of(saved.commit.manifest.offsets):
             raise Violation("what is listed restores", f"savepoint {saved.path} has the positions of another epoch")
-        stored = self._stored(saved)
-        if stored != saved.commit.state:
-            raise Violation("state is exact", f"{saved.path} holds {stored} instead of {saved.commit.state}")
+        at = moment_of(saved.commit.manifest, 0)
+        stored, expected = living(self._stored(saved), at), living(saved.commit.state, at)
+        if stored != expected:
+            raise Violation("state is exact", f"{saved.path} holds {stored} instead of {expected}")
 
     def _stored(self, saved: Saved) -> State:
         state: State = {}
         for table in (table for operator in saved.metadata.operators for table in operator.tables):
             for file in table.files:
                 rows = pq.read_table(pa.BufferReader(self._disk.files[f"{saved.path}/{file.path}"].data))
-                keys, values = rows.column(table.columns.keys[0]), rows.column(table.columns.value)
-                for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
-                    if key in state:
-                        raise Violation("state is exact", f"{saved.path} holds {key} twice")
-                    state[key] = value
+                for row in rows.to_pylist():
+                    name, value = _entry(row, table)
+                    if name in state:
+                        raise Violation("state is exact", f"{saved.path} holds {name} twice")
+                    state[name] = value
         return state
 
     def answered(self, job: Job, request: str, info: CheckpointInfo) -> None:
@@ -176,6 +178,17 @@ class Shelf:
         """At the end all savepoints are as they were."""
         for saved in self.saved.values():
             self._whole(saved)
+
+
+def _entry(row: dict[str, Any], table: StateTable) -> tuple[str, Any]:
+    """A row of a table as the model has it."""
+    columns = table.columns
+    key = row[columns.keys[0]]
+    if columns.timestamp:
+        return f"{key} @{row[columns.timestamp]}", 0
+    if columns.last_access:
+        return f"{key} recent", (row[columns.value], round(row[columns.last_access].timestamp() * 1000))
+    return key, row[columns.value]
 
 
 class SavepointUser:
