@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.api import directories, recovery, restore, sinks
+from cairn.api import directories, recovery, restore, retention, savepoints, sinks
 from cairn.coordinator import compaction, epochs
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
 from cairn.runtime import compact, task
+from cairn.state import table, timers
 from cairn.state.files import changes_of
 from cairn.storage import cleanup, layout
 from cairn.storage import compaction as compaction_files
@@ -211,6 +213,72 @@ def checkpoints_go_before_the_next_is_complete(patch: Patch) -> None:
     patch.setattr(CheckpointStore, "complete", wrapped)
 
 
+def a_request_makes_a_savepoint_every_time(patch: Patch) -> None:
+    tokens = (f"{number:012x}" for number in itertools.count())
+    patch.setattr(savepoints, "_token", lambda *named: next(tokens))
+
+
+def a_savepoint_lacks_the_newest_changes(patch: Patch) -> None:
+    work = savepoints._work
+
+    def wrapped(job_dir: str, manifest: Any, operator: Any, target: str) -> Any:
+        older = msgspec.structs.replace(operator, chain=operator.chain[:-1] or operator.chain)
+        return work(job_dir, manifest, older, target)
+
+    patch.setattr(savepoints, "_work", wrapped)
+
+
+def an_attempt_at_a_savepoint_clears_the_directory(patch: Patch) -> None:
+    patch.setattr(layout, "is_attempt", lambda name, token: True)
+
+
+def discards_are_not_written_down(patch: Patch) -> None:
+    patch.setattr(CheckpointStore, "record_discards", lambda self, run, numbers: None)
+
+
+def discards_do_not_look_for_a_newer_run(patch: Patch) -> None:
+    class Blind:
+        def __init__(self, files: Any) -> None:
+            pass
+
+        def check(self, mine: int) -> None:
+            return None
+
+    patch.setattr(retention, "Runs", Blind)
+
+
+def at_least_once_shows_only_what_is_rolled_forward(patch: Patch) -> None:
+    run = epochs.EpochLoop._run_epoch
+
+    def wrapped(self: Any, frame: Any, epoch: int) -> None:
+        if self._settings.checkpoints.mode == "AT_LEAST_ONCE" and not self._manifests.exists(epoch):
+            self._publish = lambda committables, epoch: None
+        try:
+            run(self, frame, epoch)
+        finally:
+            self.__dict__.pop("_publish", None)
+
+    patch.setattr(epochs.EpochLoop, "_run_epoch", wrapped)
+
+
+def timers_that_fired_are_not_removed(patch: Patch) -> None:
+    fire = timers.TimerTable.fire
+
+    def wrapped(self: Any, *given: Any) -> int:
+        count = fire(self, *given)
+        self._removed.clear()
+        return count
+
+    patch.setattr(timers.TimerTable, "fire", wrapped)
+
+
+def state_expires_a_moment_late(patch: Patch) -> None:
+    def expired(self: Any, time: int | None) -> bool:
+        return time is not None and time + self.length + 20 <= self.clock
+
+    patch.setattr(table.Ttl, "expired", expired)
+
+
 SEEDS = {
     "fence_is_ignored": 1010,
     "no_look_after_the_commit": 1058,
@@ -230,6 +298,14 @@ SEEDS = {
     "the_working_store_is_ahead_of_the_commit": 1001,
     "recovery_takes_an_older_manifest": 1000,
     "checkpoints_go_before_the_next_is_complete": 1001,
+    "a_request_makes_a_savepoint_every_time": 1000,
+    "a_savepoint_lacks_the_newest_changes": 1000,
+    "an_attempt_at_a_savepoint_clears_the_directory": 1000,
+    "discards_are_not_written_down": 1000,
+    "discards_do_not_look_for_a_newer_run": 1000,
+    "at_least_once_shows_only_what_is_rolled_forward": 1000,
+    "timers_that_fired_are_not_removed": 1000,
+    "state_expires_a_moment_late": 1000,
 }
 """Seeds that found each mutation at once when they were written down. Where one does not any more, the tests search."""
 MUTATIONS: list[Callable[[Patch], None]] = [
@@ -251,6 +327,14 @@ MUTATIONS: list[Callable[[Patch], None]] = [
     the_working_store_is_ahead_of_the_commit,
     recovery_takes_an_older_manifest,
     checkpoints_go_before_the_next_is_complete,
+    a_request_makes_a_savepoint_every_time,
+    a_savepoint_lacks_the_newest_changes,
+    an_attempt_at_a_savepoint_clears_the_directory,
+    discards_are_not_written_down,
+    discards_do_not_look_for_a_newer_run,
+    at_least_once_shows_only_what_is_rolled_forward,
+    timers_that_fired_are_not_removed,
+    state_expires_a_moment_late,
 ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cairn.errors import InvalidInputError, NotFoundError, StorageError
+from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo
 from cairn.testing.simulation.choices import Choices
 from cairn.testing.simulation.scheduler import Crash, Scheduler
@@ -22,6 +23,8 @@ PASSING = errno.ETIMEDOUT
 PAUSES = (0, 3, 20, 120, 700, 4000)
 """How long calls may pause, in ticks. The long ones outlast many epochs of another driver."""
 HOUR = 3_600_000
+BEGIN_MS = 1_700_000_000_000
+"""The time of day at which every history begins."""
 _WEIGHTS = {"create": 0.2, "delete": 0.3, "move": 0.3, "spark-write": 0.4, "exists": 2.0, "stat": 2.0, "sync": 3.0}
 _COMMIT = 0.08
 """What a drawn number is multiplied by: calls that change something go wrong more often than those that only look, and
@@ -32,7 +35,7 @@ most of all a commit, which then mostly pauses for long."""
 class Stored:
     data: bytes
     modified: int
-    """True time, in ticks."""
+    """True time, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Disk:
         self.faults = Faults()
         self.files: dict[str, Stored] = {}
         self.children: dict[str, dict[str, None]] = {"/": {}}
+        self.made: dict[str, int] = {}
+        """When each folder was made."""
         self.watchers: list[Watcher] = []
         self.trace: list[tuple[int, str, str, str]] | None = None
         self.calls = 0
@@ -163,14 +168,18 @@ class Disk:
 
     def now(self) -> float:
         """The true time, in seconds."""
-        return (self.scheduler.now + self.leap_ms) / 1000
+        return self.now_ms() / 1000
+
+    def now_ms(self) -> int:
+        """The true time, in milliseconds since 1970."""
+        return BEGIN_MS + self.scheduler.now + self.leap_ms
 
     # Changes, without a decision.
 
     def put(self, path: str, data: bytes) -> None:
         folder, _, name = path.rpartition("/")
         self.make(folder)
-        self.files[path] = Stored(data, self.scheduler.now + self.leap_ms)
+        self.files[path] = Stored(data, self.now_ms())
         self.children[folder][name] = None
         self._changes.append((self.calls, path, None))
         for watcher in self.watchers:
@@ -190,6 +199,7 @@ class Disk:
         above, _, name = folder.rpartition("/")
         self.make(above)
         self.children[folder] = {}
+        self.made[folder] = self.now_ms()
         self.children[above or "/"][name] = None
 
     def prune(self, folder: str) -> None:
@@ -348,7 +358,7 @@ class SimulatedFileSystem:
         if full_target in disk.files or disk.children.get(full_target):
             raise FileExistsError(errno.EEXIST, "the folder exists already", full_target)
         moved = list(disk.under(full_source))
-        for path in moved:
+        for path in sorted(moved, key=lambda path: path.endswith(f"/{layout.METADATA}")):  # whole at once, to watchers
             disk.put(full_target + path[len(full_source) :], disk.files[path].data)
         for path in moved:
             disk.remove(path)

@@ -9,10 +9,15 @@ import msgspec
 
 from cairn.api.agreement import output_is_published
 from cairn.api.directories import sweep_leftovers
+from cairn.api.gate import EpochGate
 from cairn.api.migration import LocalMover
 from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.api.retention import discard_all
+from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import FileSink
+from cairn.api.sources import COMPACT_INTERVAL
+from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.config import Settings
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.compaction import Compactor, ranges_of
@@ -31,17 +36,10 @@ from cairn.storage.manifests import Runs
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import SimulatedFileSystem
 from cairn.testing.simulation.model import Declared
+from cairn.testing.simulation.savepoints import SavepointUser, SimulatedBackground, SimulatedSpark
 from cairn.testing.simulation.scheduler import NEVER, Process, Thread
-from cairn.testing.simulation.spark import (
-    GROUPS,
-    SOURCE,
-    UID,
-    QueryLog,
-    SimulatedCluster,
-    entry,
-    operator,
-    position_of,
-)
+from cairn.testing.simulation.spark import SOURCE, QueryLog, SimulatedCluster, entry, position_of
+from cairn.testing.simulation.totals import GROUPS, UID, operator
 
 if TYPE_CHECKING:
     from cairn.testing.simulation.history import Job, World
@@ -65,6 +63,8 @@ class Driver:
         self.declared = declared
         self.process = Process(self.name)
         self.stopping = False
+        self.discards = False
+        """It was cancelled, and its checkpoints go with it."""
         self.ended = False
         self.run = 0
         self.epochs = 0
@@ -72,6 +72,7 @@ class Driver:
         self.error: BaseException | None = None
         self.since = world.scheduler.now
         self._ended_at = 0
+        self.user: SavepointUser | None = None
 
     @property
     def alive(self) -> bool:
@@ -101,9 +102,12 @@ class Driver:
             self.run = recovered.run.run
             self.world.took_over(self)
             sweep_leftovers(files)  # type: ignore[arg-type]
+            tell_of_unfinished_stops(files, "job", recovered.manifest.epoch if recovered.manifest is not None else -1)
             coordinator, loop, folder = self._assemble(files, recovered, sink)
-            Thread(lambda: self._coordinate(coordinator), name="coordinator").start()
-            self._query(loop, folder)
+            gate = EpochGate()
+            self.user = user = SavepointUser(self, coordinator, loop, gate)
+            Thread(lambda: self._coordinate(coordinator, user), name="coordinator").start()
+            self._query(loop, folder, gate)
         except Interrupted:
             pass
         except Exception as error:  # noqa: BLE001 - the world judges it
@@ -114,14 +118,26 @@ class Driver:
                 coordinator.close()
             except Exception as error:  # noqa: BLE001 - the world judges it
                 self.error = self.error or error
+        if self.discards:
+            self._discard()
         self.ended = True
         self._ended_at = self.world.scheduler.now
         self.world.driver_ended(self)
 
+    def _discard(self) -> None:
+        files = SimulatedFileSystem(self.job.root)
+        try:
+            Runs(files).check(self.run)
+            discard_all(files, "job", self.run)  # type: ignore[arg-type]
+            self.world.counters.add("runs that discarded their checkpoints")
+        except CairnError:  # the job has ended all the same
+            self.world.counters.add("runs that could not discard their checkpoints")
+
     def _recover(self, files: SimulatedFileSystem) -> tuple[Recovered, FileSink]:
         sink = FileSink(self.job.sink, format="json")
         sink.uid = "out"
-        spec = operator(self.parallelism)
+        sink.may_repeat = self.settings.checkpoints.mode == "AT_LEAST_ONCE"
+        spec = operator(self.parallelism, self.world.source.timed)
         with held(self.settings.restore_path):
             recovered = recover(
                 files, "job", "job", self.settings, self.parallelism, GROUPS, [UID],  # type: ignore[arg-type]
@@ -140,9 +156,13 @@ class Driver:
     ) -> tuple[CheckpointCoordinator, EpochLoop, str]:
         steady = system.steady(files)
         store = CheckpointStore(steady)
+        facts = JobFacts("job", "job", self.run)
+        background = SimulatedBackground(self.world, self)
+        savepoints = SparkSavepoints(SimulatedSpark(), files, facts, COMPACT_INTERVAL, background)  # type: ignore[arg-type]
         coordinator = CheckpointCoordinator(
-            self.settings.checkpoints, store, JobFacts("job", "job", self.run), Snapshots(self), recovered.manifest,
-            self._intolerable, clock=system.Clock(), published=output_is_published(files, recovered.manifest),  # type: ignore[arg-type]
+            self.settings.checkpoints, store, facts, Snapshots(self), recovered.manifest,
+            self._intolerable, clock=system.Clock(), savepoints=savepoints,
+            published=output_is_published(files, recovered.manifest),  # type: ignore[arg-type]
         )  # fmt: skip
         coordinator.listeners.completed.append(lambda number: self.world.counters.add("checkpoints"))
         manifest = recovered.manifest
@@ -167,7 +187,7 @@ class Driver:
         self.world.counters.add("jobs failed by checkpoints")
         self.stopping = True
 
-    def _query(self, loop: EpochLoop, folder: str) -> None:
+    def _query(self, loop: EpochLoop, folder: str, gate: EpochGate) -> None:
         """Spark's micro-batch execution: the newest planned batch, if it is not committed, or the one after it."""
         log = QueryLog(self.world.disk, folder)
         planned, committed = log.numbers("offsets"), log.numbers("commits")
@@ -185,14 +205,19 @@ class Driver:
                 name = f"{self.name} batch {number}"
                 end = start + self.world.choices.number(f"{name}/rows", (0.0, 0.4, 0.3, 0.1, 0.1, 0.1))
                 log.add("offsets", number, entry(end, system.Clock().now_ms()))
-            loop.run_epoch(self.world.source.rows(start, end), number)
+            if not gate.enter():
+                raise Interrupted
+            try:
+                loop.run_epoch(self.world.source.rows(start, end), number)
+            finally:
+                gate.leave()
             self.epochs += 1
             log.add("commits", number, "v1\n{}")
             number, start = number + 1, end
 
     # The coordinator's thread.
 
-    def _coordinate(self, coordinator: CheckpointCoordinator) -> None:
+    def _coordinate(self, coordinator: CheckpointCoordinator, user: SavepointUser) -> None:
         runs = Runs(SimulatedFileSystem(self.job.root))
         rounds = 0
         while not self.stopping:
@@ -206,11 +231,14 @@ class Driver:
                 self.world.counters.add("looks at runs that failed")
             if self.world.choices.chance(f"{self.name} round {rounds}/request", 0.15):
                 coordinator.request(full=self.world.choices.chance(f"{self.name} round {rounds}/full", 0.3))
+            if self.world.choices.chance(f"{self.name} round {rounds}/savepoint", 0.03):
+                user.ask(f"{self.name} round {rounds}/savepoint")
             due = 1000.0
             try:
                 due = coordinator.step()
             except CairnError:
                 self.world.counters.add("steps of coordinators that failed")
+            user.look()
             if not self.stopping:
                 coordinator.wait(min(due, 200.0))
 

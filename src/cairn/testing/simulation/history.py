@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cairn.config import CheckpointSettings, Settings
 from cairn.errors import CairnError, FencedError
 from cairn.model.manifest import EpochContext
+from cairn.storage import layout
 from cairn.storage.retry import passes
 from cairn.testing.simulation import system
 from cairn.testing.simulation.choices import Choices, Decisions
 from cairn.testing.simulation.disk import HOUR, Counters, Disk, Faults
 from cairn.testing.simulation.driver import Driver
 from cairn.testing.simulation.model import Committed, Declared, JobModel, Violation
+from cairn.testing.simulation.savepoints import DIRECTORY, Shelf
 from cairn.testing.simulation.scheduler import Process, Scheduler, Stuck
-from cairn.testing.simulation.spark import Conflict, Memory, Source, Worker, position_of
+from cairn.testing.simulation.spark import Conflict, Memory, Worker, position_of
+from cairn.testing.simulation.totals import Source
 
 EPOCHS = 20
 _MOST_DRIVERS = 14
@@ -34,11 +38,21 @@ class Job:
     sink: str
     model: JobModel
     drivers: list[Driver] = field(default_factory=list)
-    origin: tuple[Job, int] | None = None
-    """The checkpoint of another job that this one begins with."""
+    origin: Origin | None = None
+    """What this job begins with."""
 
     def living(self) -> list[Driver]:
         return [driver for driver in self.drivers if driver.alive]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A snapshot of another job."""
+
+    path: str
+    commit: Committed
+    there: Callable[[], bool]
+    """Whether that job has not let it go meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ class World:
         self.disk.watchers.append(self._changed)
         self.disk.trace = [] if traced else None
         self._digest = hashlib.blake2b(digest_size=8)
-        self.source = Source(seed, 1 + choices.below("keys", 4))
+        self.source = Source(seed, 1 + choices.below("keys", 4), choices.chance("timed", 0.15))
         self.workers = [Worker() for _ in range(_WORKERS)]
         self.violation: Violation | None = None
         self.retained = 1 + choices.below("epochs retained", 3)
@@ -87,11 +101,13 @@ class World:
                 interval_ms=choices.one_of("checkpoint interval", (0, 150, 400)),
                 num_retained=self.num_retained,
                 incremental=not choices.chance("full checkpoints", 0.3),
+                mode=choices.one_of("mode", ("EXACTLY_ONCE",) * 6 + ("AT_LEAST_ONCE",)),
                 unaligned=choices.chance("unaligned", 0.2),
                 tolerable_failures=3,
             ),
         )
         self.jobs: list[Job] = []
+        self.shelf = Shelf(self)
         self._attempts = 0
         self._drivers = 0
         self._over = False
@@ -100,6 +116,7 @@ class World:
     def _add_job(self, name: str) -> Job:
         root, sink = f"/sim/{name}", f"/sim/{name}-out"
         model = JobModel(self.disk, root, sink, self.source, self.retained, self.num_retained)
+        model.may_repeat = self.settings.checkpoints.mode == "AT_LEAST_ONCE"
         job = Job(name, root, sink, model)
         self.disk.prompt.add(sink)
         self.jobs.append(job)
@@ -113,8 +130,11 @@ class World:
             return
         actor, self.scheduler.current = self.scheduler.current, None  # who looks is not part of the history
         try:
-            for job in self.jobs:
-                job.model.changed(what, path, data)
+            if path.startswith(f"{DIRECTORY}/"):
+                self.shelf.changed(what, path, data)
+            else:
+                for job in self.jobs:
+                    job.model.changed(what, path, data)
         except Violation as violation:
             self.scheduler.current = actor
             self.broken(violation)
@@ -153,7 +173,7 @@ class World:
         if isinstance(error, OSError) and any(other.run > driver.run for other in others):
             return
         origin = driver.job.origin
-        if origin is not None and origin[1] not in origin[0].model.listed and isinstance(error, CairnError):
+        if origin is not None and not origin.there() and isinstance(error, CairnError):
             return  # the other job has let its checkpoint go meanwhile
         self.broken(Violation("no error without a cause", f"{driver.name} failed: {type(error).__name__}: {error}"))
 
@@ -219,14 +239,13 @@ class World:
             for job in list(self.jobs):
                 living = job.living()
                 if job.origin is not None and not job.model.order:
-                    if not living and job.origin[1] in job.origin[0].model.listed:
+                    if not living and job.origin.there():
                         self._start(job, f"{name}/{job.name}")
                 elif not living or (len(living) < 3 and self.choices.chance(f"{name}/{job.name}/takeover", 0.25)):
                     self._start(job, f"{name}/{job.name}")
                 elif self.choices.chance(f"{name}/{job.name}/stop", 0.06):
-                    self.counters.add("stops")
-                    living[-1].stopping = True
-                if len(self.jobs) == 1 and job.model.listed and self.choices.chance(f"{name}/fork", 0.03):
+                    self._stop(living[-1], f"{name}/{job.name}")
+                if len(self.jobs) == 1 and self._snapshots(job) and self.choices.chance(f"{name}/fork", 0.03):
                     self._fork(job, name)
             done = all(len(job.model.order) >= self.epochs for job in self.jobs if job.model.order or not job.origin)
             if done or sum(len(job.drivers) for job in self.jobs) >= _MOST_DRIVERS:
@@ -234,22 +253,39 @@ class World:
                 return
             self.scheduler.take(self.choices.one_of(f"{name}/sleep", (300, 40, 120, 700)))
 
+    def _stop(self, driver: Driver, name: str) -> None:
+        if driver.user is not None and self.choices.chance(f"{name}/with savepoint", 0.4):
+            driver.user.stop_with = name
+        else:
+            self.counters.add("stops")
+            driver.discards = self.choices.chance(f"{name}/discard", 0.4)
+            driver.stopping = True
+
+    def _snapshots(self, job: Job) -> list[Origin]:
+        """What a job could be started from, oldest checkpoint first, then savepoints."""
+        model, saved = job.model, self.shelf.of(job)
+        listed = {number: model.commits[model.listed[number].manifest.epoch] for number in sorted(model.listed)}
+        return [
+            *(
+                Origin(f"{job.root}/chk-{number}", listed[number], lambda n=number: n in model.listed)
+                for number in listed
+            ),
+            *(Origin(one.path, one.commit, lambda one=one: one.path in self.shelf.saved) for one in saved),
+        ]
+
     def _start(self, job: Job, name: str) -> Driver:
         choices = self.choices
         settings = self.settings
-        listed = sorted(job.model.listed)
         restore = ""
         declared = None
         if job.origin is not None and not job.model.order:
-            other, number = job.origin
-            restore = f"{other.root}/chk-{number}"
-            declared = _declared(other.model.commits[other.model.listed[number].manifest.epoch], own=False)
-        elif listed and choices.chance(f"{name}/rollback", 0.12):
-            number = listed[choices.below(f"{name}/rollback to", len(listed))]
-            checkpoint = job.model.listed[number]
-            commit = job.model.commits[checkpoint.manifest.epoch]
-            restore, declared = f"{job.root}/chk-{number}", _declared(commit, own=True)
-            self.counters.add("rollbacks")
+            restore, declared = job.origin.path, _declared(job.origin.commit, own=False)
+        elif choices.chance(f"{name}/rollback", 0.12) and (snapshots := self._snapshots(job)):
+            chosen = snapshots[choices.below(f"{name}/rollback to", len(snapshots))]
+            restore, declared = chosen.path, _declared(chosen.commit, own=True)
+            self.counters.add(
+                "rollbacks" if layout.checkpoint_number(restore.rpartition("/")[2]) else "savepoints restored"
+            )
         if restore:
             settings = replace(settings, restore_path=restore)
         parallelism = 1 + choices.number(f"{name}/parallelism", (0.7, 0.2, 0.1))
@@ -263,11 +299,10 @@ class World:
         return driver
 
     def _fork(self, job: Job, name: str) -> None:
-        listed = sorted(job.model.listed)
-        number = listed[self.choices.below(f"{name}/fork of", len(listed))]
-        self.counters.add("forks")
+        snapshots = self._snapshots(job)
         fork = self._add_job("fork")
-        fork.origin = (job, number)
+        fork.origin = snapshots[self.choices.below(f"{name}/fork of", len(snapshots))]
+        self.counters.add("forks of savepoints" if fork.origin.path.startswith(DIRECTORY) else "forks")
         self._start(fork, f"{name}/fork")
 
     def _settle(self) -> None:
@@ -292,6 +327,7 @@ class World:
                     if driver.epochs < 2:
                         raise Violation("a fresh run goes on", f"{driver.name} ran {driver.epochs} epochs")
                     job.model.settled()
+                    self.shelf.settled()
                 except Violation as violation:
                     self.broken(violation)
 

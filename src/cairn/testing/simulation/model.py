@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from cairn.errors import CairnError
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest, StateHandle, gave_up, inline_key
+from cairn.state.codec import time_value
 from cairn.storage import layout
 from cairn.storage.bases import Base
 from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.manifests import decode_manifest
 from cairn.storage.statefile import StateFile
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
-from cairn.testing.simulation.spark import UID, Row, Source, State, position_of
+from cairn.testing.simulation.spark import batch_time_of, position_of
+from cairn.testing.simulation.totals import UID, Row, Source, State, living, moment_of
+
+_Name = tuple[bytes, str]
+"""A key as it is stored, and what is added to it in the names of the model's state."""
 
 
 class Violation(Exception):
@@ -78,13 +86,16 @@ class JobModel:
         self.listed: dict[int, Checkpoint] = {}
         self.declared: list[Declared] = []
         """Restores under way."""
+        self.may_repeat = False
+        """AT_LEAST_ONCE: rows are shown before their epoch is committed, and again if it never is."""
         self.restores = 0
         self.void: dict[str, Committed] = {}
         """Commits of overtaken runs that came after the base of a newer one, by commit id."""
         self._base_run = 0
         """The newest run that has written down what it goes on from."""
+        self._base_checkpoints: list[int] = []
         self._completed_any = False
-        self._decoded: dict[str, dict[bytes, int | None]] = {}
+        self._decoded: dict[str, dict[_Name, Any]] = {}
 
     @property
     def newest(self) -> Committed | None:
@@ -112,6 +123,8 @@ class JobModel:
                     self._epoch(what, number, path, data)
             elif top == layout.BASES:
                 self._based(msgspec.json.decode(data, type=Base))
+            elif top == layout.DISCARDS:
+                self._discards(layout.number_of(inside) or 0)
             elif top == layout.SHARED:
                 if what == "delete":
                     self._deleted(inside)
@@ -156,11 +169,19 @@ class JobModel:
                 )
             if newest is not None and manifest.lineage.get(parent) != newest.manifest.commit_id:
                 raise Violation("one lineage", f"epoch {number} goes on from another commit of epoch {parent}")
+            self._time(manifest, newest)
         commit = self._replayed(manifest, newest)
         self.commits[number] = commit
         self.order.append(number)
         self._counts(commit)
         self._list_checkpoints(completed=False)
+
+    def _time(self, manifest: Manifest, parent: Committed | None) -> None:
+        """An epoch has the time of its batch, and time never runs back."""
+        batch_ms = batch_time_of(manifest.offsets)
+        expected = batch_ms if parent is None else max(batch_ms, parent.manifest.time_ms)
+        if manifest.time_ms != expected:
+            raise Violation("time is exact", f"epoch {manifest.epoch} has time {manifest.time_ms}, not {expected}")
 
     def _parent_of(self, manifest: Manifest) -> Committed | None:
         wanted = manifest.lineage.get(manifest.parent, "")
@@ -174,7 +195,8 @@ class JobModel:
         else:
             before = parent.state if parent is not None else {}
             start = position_of(parent.manifest.offsets) if parent is not None else 0
-            state, outputs = self._source.after(before, start, position_of(manifest.offsets))
+            at = moment_of(manifest, parent.manifest.time_reset_ms if parent is not None else 0)
+            state, outputs = self._source.after(before, start, position_of(manifest.offsets), at)
         history = [*parent.before, parent] if parent is not None else []
         commit = Committed(manifest, state, outputs, set(manifest.files()), set(manifest.inline_epochs()), history)
         for committable in manifest.sinks:
@@ -196,6 +218,7 @@ class JobModel:
         if base.run < self._base_run:
             return
         self._base_run = base.run
+        self._base_checkpoints = base.checkpoints
         newest = self.newest
         if (newest.manifest.commit_id if newest is not None else "") == base.commit_id:
             return
@@ -207,7 +230,7 @@ class JobModel:
         counted = {commit.manifest.commit_id for commit in history}
         for commit in self.commits.values():
             shown = [name for name in commit.shown if f"{self._sink}/{name}" in self._disk.files]
-            if shown and commit.manifest.commit_id not in counted:
+            if shown and commit.manifest.commit_id not in counted and not self.may_repeat:
                 raise Violation("one lineage", f"epoch {commit.epoch} is passed over, and {shown[0]} shows its rows")
         self.commits = {commit.epoch: commit for commit in history}
         self.order = list(self.commits)
@@ -246,6 +269,17 @@ class JobModel:
         elif number in self.listed:
             raise Violation("what is needed stays", f"checkpoint {number} was deleted, which is listed")
 
+    def _discards(self, run: int) -> None:
+        """A run that has ended lets all its checkpoints go, but not those that a newer run goes on with."""
+        before = list(self.listed)
+        self._list_checkpoints(completed=False)
+        gone = [number for number in before if number in self._base_checkpoints and number not in self.listed]
+        if gone and run < self._base_run:
+            raise Violation(
+                "what is needed stays",
+                f"run {run} let checkpoint {gone[0]} go, which run {self._base_run} goes on with",
+            )
+
     def _list_checkpoints(self, completed: bool) -> None:
         """Look which checkpoints the job has, as anybody would who asks for them; new ones must be whole."""
         if not self._completed_any and not completed:
@@ -283,6 +317,8 @@ class JobModel:
         if what == "delete":
             raise Violation("shown once", f"{name} was shown and is gone")
         commit = self.commits.get(epoch)
+        if self.may_repeat and (commit is None or name not in commit.shown):
+            return
         if commit is None:
             raise Violation("shown once", f"{name} is shown, but epoch {epoch} is not committed")
         if name not in commit.shown:
@@ -294,27 +330,32 @@ class JobModel:
 
     def _compare(self, manifest: Manifest, inlined: dict[int, dict[str, bytes]], expected: State, name: str) -> None:
         stored = self.stored(manifest, inlined, name)
+        if self._source.timed:
+            at = moment_of(manifest, 0)
+            stored, expected = living(stored, at), living(expected, at)
         if stored != expected:
             raise Violation("state is exact", f"{name} holds {_difference(stored, expected)}")
 
     def stored(self, manifest: Manifest, inlined: dict[int, dict[str, bytes]], name: str) -> State:
         """What the chain of a manifest comes to, file by file."""
-        found: dict[bytes, int] = {}
+        entries: dict[_Name, Any] = {}
         for operator in manifest.operators:
             for handle in operator.chain:
                 if handle.snapshot:
-                    for key in [k for k in found if handle.first_group <= k[0] << 8 | k[1] <= handle.last_group]:
-                        del found[key]
-                for key, value in self._changes(manifest, inlined, handle, name).items():
+                    for entry in [
+                        e for e in entries if handle.first_group <= e[0][0] << 8 | e[0][1] <= handle.last_group
+                    ]:
+                        del entries[entry]
+                for entry, value in self._changes(manifest, inlined, handle, name).items():
                     if value is None:
-                        found.pop(key, None)
+                        entries.pop(entry, None)
                     else:
-                        found[key] = value
-        return {key[2:].decode(): value for key, value in found.items()}
+                        entries[entry] = value
+        return {key[2:].decode() + suffix: value for (key, suffix), value in entries.items()}
 
     def _changes(
         self, manifest: Manifest, inlined: dict[int, dict[str, bytes]], handle: StateHandle, name: str
-    ) -> dict[bytes, int | None]:
+    ) -> dict[_Name, Any]:
         known = self._decoded.get(handle.checksum)
         if known is not None:
             return known
@@ -329,12 +370,12 @@ class JobModel:
             if key not in held:
                 raise Violation("what is committed is whole", f"{name} lacks the inlined state of {handle.epoch}")
             data = held[key]
-        made: dict[bytes, int | None] = {}
+        made: dict[_Name, Any] = {}
         try:
             file = StateFile(data, name, handle.checksum, handle.size)
             for info in file.sections:
                 table = file.read(info, handle.groups).data
-                made.update(zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True))
+                made.update(_entries(info.kind, table))
         except CairnError as error:
             raise Violation("what is committed is whole", f"{name}: {error.message}") from error
         self._decoded[handle.checksum] = made
@@ -358,6 +399,20 @@ class JobModel:
                 raise Violation("shown once", f"epoch {epoch} shows {len(rows)} rows of {len(commit.outputs)}")
         for number, checkpoint in self.listed.items():
             self._there(checkpoint.files(), f"checkpoint {number}")
+
+
+def _entries(kind: str, table: pa.Table) -> Iterator[tuple[_Name, Any]]:
+    """The rows of a section of a state file; None for what was removed."""
+    keys, values = table.column("key").to_pylist(), table.column("value").to_pylist()
+    if kind == "timer":
+        for key, time, value in zip(keys, table.column("entry").to_pylist(), values, strict=True):
+            yield (key, f" @{time_value(time)}"), None if value is None else 0
+    elif "time" in table.column_names:
+        for key, time, value in zip(keys, table.column("time").to_pylist(), values, strict=True):
+            yield (key, " recent"), None if value is None else (value, time)
+    else:
+        for key, value in zip(keys, values, strict=True):
+            yield (key, ""), value
 
 
 def _rows(data: bytes) -> list[Row]:

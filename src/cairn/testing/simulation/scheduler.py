@@ -261,11 +261,21 @@ class Condition:
         depth, self._lock._depth = self._lock._depth, 1
         self._lock.release()
         self._waiting.append(actor)
-        scheduler.wait_until(scheduler.now + max(1, int(timeout * 1000)) if timeout is not None else NEVER)
+        if timeout is None:
+            scheduler.wait()
+        else:
+            scheduler.wait_until(scheduler.now + max(1, int(timeout * 1000)))
         if actor in self._waiting:
             self._waiting.remove(actor)
         self._lock.acquire()
         self._lock._depth = depth
+
+    def wait_for(self, holds: Callable[[], bool], timeout: float | None = None) -> bool:
+        scheduler = Lock.scheduler
+        deadline = NEVER if timeout is None else scheduler.now + int(timeout * 1000)
+        while not holds() and scheduler.now < deadline:
+            self.wait(None if timeout is None else (deadline - scheduler.now) / 1000)
+        return holds()
 
     def notify_all(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -8,80 +8,24 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
 from cairn.errors import EpochFailedError
 from cairn.model import keygroups
-from cairn.model.descriptors import ValueStateDescriptor
-from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.kinds import PROCESS
-from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.task import run_task
 from cairn.storage.filesystem import FileSystem
 from cairn.testing.cluster import arrow_schema, fresh, outputs_of
 from cairn.testing.simulation.disk import Disk
 from cairn.testing.simulation.scheduler import Crash, Process, Scheduler
+from cairn.testing.simulation.totals import GROUPS, INPUT, Row, operator
 
-UID = "totals"
-GROUPS = 4
 SOURCE = "simulated-source"
-INPUT = "key string, n bigint"
-OUTPUT = "key string, total bigint"
-Row = tuple[str, int]
-State = dict[str, int]
-
-
-class Totals(KeyedProcessFunction):
-    """Adds up what it gets: every row that is lost or counted twice shows in the sums."""
-
-    def open(self, runtime_context: Any) -> None:
-        self.total = runtime_context.get_state(ValueStateDescriptor("total", "bigint"))
-
-    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
-        self.total.update((self.total.value() or 0) + value.n)
-        yield value.key, self.total.value()
-
-
-class Source:
-    """Rows by their number."""
-
-    def __init__(self, seed: int, keys: int) -> None:
-        self._seed = seed
-        self._keys = keys
-
-    def row(self, number: int) -> Row:
-        drawn = xxhash.xxh3_64_intdigest(f"{self._seed}/row/{number}".encode())
-        return f"k{drawn % self._keys}", 1 + (drawn >> 8) % (1 << 40)
-
-    def rows(self, start: int, end: int) -> list[Row]:
-        return [self.row(number) for number in range(start, end)]
-
-    def after(self, state: State, start: int, end: int) -> tuple[State, list[Row]]:
-        """What plain dicts say: the state after these rows, and what they put out."""
-        made = dict(state)
-        outputs = []
-        for key, n in self.rows(start, end):
-            made[key] = made.get(key, 0) + n
-            outputs.append((key, made[key]))
-        return made, outputs
-
-
-@functools.cache
-def operator(parallelism: int) -> OperatorSpec:
-    """The operator of the simulated job."""
-    return OperatorSpec(
-        uid=UID, name="Totals", function=Totals(), vectorised=False, parallelism=parallelism, max_parallelism=GROUPS,
-        key_columns=(0,), key_types=(("key", "string"),), columns=("key", "n"), output=arrow_schema(OUTPUT),
-        event_time=-1, backend="hashmap", bare_out=False, tagged=False, sides=(), kind=PROCESS,
-    )  # fmt: skip
-
 
 _SCHEMA = arrow_schema(INPUT).append(pa.field(GROUP_COLUMN, pa.int32()))
 
@@ -181,6 +125,11 @@ def position_of(text: str) -> int:
     return 0 if line == "-" else int(line)
 
 
+def batch_time_of(text: str) -> int:
+    time_ms: int = json.loads(text.split("\n")[1])["batchTimestampMs"]
+    return time_ms
+
+
 class SimulatedCluster:
     """What the epoch loop asks of Spark. Tasks run in the actor that asks; duplicates and stragglers in their own."""
 
@@ -237,7 +186,7 @@ class SimulatedCluster:
         worker.busy = True
         try:
             made: list[Row] = []
-            spec = operator(self._parallelism)
+            spec = operator(self._parallelism, self._world.source.timed)
             for output in run_task(
                 fresh(spec), batches, context, self._world.next_attempt(),
                 lambda ack: self._acks.append(msgspec.msgpack.encode(ack)), self._files,

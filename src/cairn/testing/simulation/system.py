@@ -30,21 +30,22 @@ from cairn.testing.simulation import scheduler
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem, Stored, remove_tree
 from cairn.testing.simulation.scheduler import Lock, Scheduler
 
-EPOCH_MS = 1_700_000_000_000
-"""The time of day at which every history begins."""
 PLAIN = 0o100640
 FOLDER = 0o040750
 
 MODULES = {
     "cairn.api.agreement": ("os",),
     "cairn.api.claims": ("LocalFileSystem",),
+    "cairn.api.gate": ("threading", "time"),
     "cairn.api.origin": ("os",),
     "cairn.api.recovery": ("os",),
     "cairn.api.restore": ("os", "tempfile", "uuid"),
+    "cairn.api.savepoints": ("os", "sync", "threading", "time", "uuid"),
     "cairn.api.sinks": ("os", "shutil", "LocalFileSystem"),
     "cairn.api.snapshots": ("os", "LocalFileSystem"),
     "cairn.api.sources": ("os", "shutil", "sync", "uuid"),
     "cairn.api.sparklogs": ("os", "LocalFileSystem"),
+    "cairn.api.stopping": ("threading", "time"),
     "cairn.connectors.staging": ("os", "shutil", "LocalFileSystem", "sync"),
     "cairn.coordinator.checkpoints": ("threading",),
     "cairn.coordinator.compaction": ("threading",),
@@ -176,22 +177,26 @@ class _Os:
             raise FileExistsError(errno.EEXIST, "the folder exists already", path)
         disk.make(path)
 
-    def walk(self, path: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    def walk(self, path: str, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
         disk = machine().disk
         disk.enter("walk", path)
         if path not in disk.children:
             return
         names = sorted(disk.children[path])
         inner = [name for name in names if f"{path}/{name}" in disk.children]
-        yield path, inner, [name for name in names if name not in inner]
+        here = path, inner, [name for name in names if name not in inner]
+        if topdown:
+            yield here
         for name in inner:
-            yield from self.walk(f"{path}/{name}")
+            yield from self.walk(f"{path}/{name}", topdown)
+        if not topdown:
+            yield here
 
     def lstat(self, path: str) -> _Stat:
         disk = machine().disk
         disk.enter("stat", path)
         if path in disk.children:
-            return _Stat(FOLDER, 0, 0.0)
+            return _Stat(FOLDER, 0, disk.made.get(path, 0) / 1000)
         stored = _stored(disk, path)
         return _Stat(PLAIN, len(stored.data), stored.modified / 1000)
 
@@ -340,7 +345,7 @@ class _Time:
 def _now_ms() -> int:
     at = machine()
     actor = at.scheduler.current
-    return EPOCH_MS + at.scheduler.now + at.disk.leap_ms + (actor.process.skew_ms if actor is not None else 0)
+    return at.disk.now_ms() + (actor.process.skew_ms if actor is not None else 0)
 
 
 class _Uuid:
