@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from cairn.config import CheckpointSettings, Settings
@@ -266,11 +267,8 @@ class World:
         model, saved = job.model, self.shelf.of(job)
         listed = {number: model.commits[model.listed[number].manifest.epoch] for number in sorted(model.listed)}
         return [
-            *(
-                Origin(f"{job.root}/chk-{number}", listed[number], lambda n=number: n in model.listed)
-                for number in listed
-            ),
-            *(Origin(one.path, one.commit, lambda one=one: one.path in self.shelf.saved) for one in saved),
+            *(Origin(f"{job.root}/chk-{number}", listed[number], partial(model.lists, number)) for number in listed),
+            *(Origin(one.path, one.commit, partial(self.shelf.holds, one.path)) for one in saved),
         ]
 
     def _start(self, job: Job, name: str) -> Driver:

@@ -100,6 +100,10 @@ class JobModel:
     def newest(self) -> Committed | None:
         return self.commits[self.order[-1]] if self.order else None
 
+    def lists(self, number: int) -> bool:
+        """Whether the job has this checkpoint."""
+        return number in self.listed
+
     def _kept(self) -> list[int]:
         """The epochs within retention."""
         if not self.void:

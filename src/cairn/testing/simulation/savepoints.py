@@ -112,6 +112,10 @@ class Shelf:
         """The savepoints of a job, in the order of their names."""
         return [self.saved[path] for path in sorted(self.saved) if self.saved[path].job is job]
 
+    def holds(self, path: str) -> bool:
+        """Whether the savepoint is still there."""
+        return path in self.saved
+
     def changed(self, what: str, path: str, data: bytes) -> None:
         """Called for every change of the disk below the directory."""
         folder, _, inside = path[len(DIRECTORY) + 1 :].partition("/")
