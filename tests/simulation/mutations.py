@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.api import directories, recovery, restore, retention, savepoints, sinks
+from cairn.api import recovery, restore, retention, savepoints, sinks
 from cairn.coordinator import compaction, epochs
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
@@ -157,13 +157,13 @@ def a_second_commit_of_a_sink_shows_again(patch: Patch) -> None:
     patch.setattr(sinks.FileSink, "commit", wrapped)
 
 
-def sweeps_spare_nothing(patch: Patch) -> None:
-    def every(present: Any, manifests: Any, now: float, guard: float, pins: Pins) -> list[Any]:
-        named = set(pins.files).union(*(manifest.files() for manifest in manifests))
-        return [info for info in present if info.path not in named]
+def sweeps_forget_checkpoints(patch: Patch) -> None:
+    orphans = cleanup.orphans
 
-    patch.setattr(cleanup, "orphans", every)
-    patch.setattr(directories, "sweep", lambda files: cleanup.sweep(files, age_guard=-1e6))
+    def wrapped(present: Any, manifests: Any, now: float, guard: float, pins: Pins) -> list[Any]:
+        return orphans(present, manifests, now, -1e6, Pins())
+
+    patch.setattr(cleanup, "orphans", wrapped)
 
 
 def a_compaction_replaces_what_came_after_it(patch: Patch) -> None:
@@ -293,19 +293,19 @@ SEEDS = {
     "late_acknowledgements_count": 1004,
     "rolling_forward_shows_nothing": 1003,
     "a_second_commit_of_a_sink_shows_again": 1006,
-    "sweeps_spare_nothing": 1003,
+    "sweeps_forget_checkpoints": 1002,
     "a_compaction_replaces_what_came_after_it": 1001,
     "the_working_store_is_ahead_of_the_commit": 1001,
     "recovery_takes_an_older_manifest": 1000,
     "checkpoints_go_before_the_next_is_complete": 1001,
-    "a_request_makes_a_savepoint_every_time": 1000,
-    "a_savepoint_lacks_the_newest_changes": 1000,
-    "an_attempt_at_a_savepoint_clears_the_directory": 1000,
-    "discards_are_not_written_down": 1000,
-    "discards_do_not_look_for_a_newer_run": 1000,
-    "at_least_once_shows_only_what_is_rolled_forward": 1000,
-    "timers_that_fired_are_not_removed": 1000,
-    "state_expires_a_moment_late": 1000,
+    "a_request_makes_a_savepoint_every_time": 1029,
+    "a_savepoint_lacks_the_newest_changes": 1002,
+    "an_attempt_at_a_savepoint_clears_the_directory": 1005,
+    "discards_are_not_written_down": 1043,
+    "discards_do_not_look_for_a_newer_run": 1071,
+    "at_least_once_shows_only_what_is_rolled_forward": 1006,
+    "timers_that_fired_are_not_removed": 1031,
+    "state_expires_a_moment_late": 1036,
 }
 """Seeds that found each mutation at once when they were written down. Where one does not any more, the tests search."""
 MUTATIONS: list[Callable[[Patch], None]] = [
@@ -322,7 +322,7 @@ MUTATIONS: list[Callable[[Patch], None]] = [
     late_acknowledgements_count,
     rolling_forward_shows_nothing,
     a_second_commit_of_a_sink_shows_again,
-    sweeps_spare_nothing,
+    sweeps_forget_checkpoints,
     a_compaction_replaces_what_came_after_it,
     the_working_store_is_ahead_of_the_commit,
     recovery_takes_an_older_manifest,

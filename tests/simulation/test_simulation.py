@@ -38,7 +38,8 @@ def test_no_history_of_a_fixed_set_of_seeds_breaks_a_rule() -> None:
     for what in (
         "takeovers", "crashes", "long pauses", "lost answers", "failed calls", "rollbacks", "restores", "forks",
         "compactions", "snapshots", "checkpoints", "stragglers", "tasks run twice", "lost workers", "leaps of time",
-        "lagging listings", "late commits", "stops",
+        "lagging listings", "late commits", "stops", "savepoints", "savepoints restored", "forks of savepoints",
+        "stops with savepoint", "savepoint tasks run twice", "runs that discarded their checkpoints",
     ):  # fmt: skip
         assert exercised[what] > 0, f"the fixed set exercises no {what}"
 
