@@ -32,16 +32,24 @@ _MISFIT = (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncod
 def subtask_of_batch(batch: pa.RecordBatch, parallelism: int, max_parallelism: int) -> int:
     """Which subtask the rows belong to. A negative group marks the row that every subtask gets in every epoch."""
     groups = batch.column(batch.num_columns - 1)
-    low, high = (part.as_py() for part in pc.min_max(groups).values())
+    low, high = _bounds(groups)
     subtasks = {-g - 1 if g < 0 else g * parallelism // max_parallelism for g in (low, high)}
-    if len(subtasks) != 1 or groups.null_count:
+    if len(subtasks) != 1:
         raise InternalError(f"rows of subtasks {sorted(subtasks)} came to one task; the shuffle went wrong")
     return int(subtasks.pop())
 
 
+def _bounds(groups: pa.Array) -> tuple[int, int]:
+    """The lowest and the highest key group of some rows."""
+    if groups.null_count:
+        raise InternalError(f"{groups.null_count} rows came without a key group; the shuffle went wrong")
+    numbers = np.asarray(groups)
+    return int(numbers.min()), int(numbers.max())
+
+
 def check_groups(batch: pa.RecordBatch, owned: KeyGroupRange) -> None:
     """Rows of key groups that the task does not own must never reach its state."""
-    low, high = (part.as_py() for part in pc.min_max(batch.column(batch.num_columns - 1)).values())
+    low, high = _bounds(batch.column(batch.num_columns - 1))
     if low < owned.start or high > owned.end:
         raise InternalError(
             f"rows of key groups {low} to {high} came to the task that owns {owned.start} to {owned.end}; "
@@ -54,11 +62,14 @@ def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        groups = batch.column(batch.num_columns - 1)
-        if batch.num_rows and (pc.min(groups).as_py() or 0) < 0:
-            batch = batch.filter(pc.greater_equal(groups, 0))
         if batch.num_rows == 0:
             continue
+        groups = batch.column(batch.num_columns - 1)
+        low, high = _bounds(groups)
+        if high < 0:
+            continue
+        if low < 0:
+            batch = batch.filter(pc.greater_equal(groups, 0))
         if held and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES):
             yield joined(held)
             held, rows, size = [], 0, 0

@@ -25,6 +25,7 @@ from cairn.storage.statefile import ARROW_STORAGE
 
 MAX_KEY_BYTES = 32 * 1024
 _SIGN = 1 << 63
+_BLANK = pa.scalar(b"", pa.binary())
 _double = struct.Struct(">d")
 _KEY_TYPES = {
     "boolean", "tinyint", "smallint", "int", "bigint", "float", "double",
@@ -77,7 +78,9 @@ class KeyCodec:
             pieces: list[pa.Array] = []
             for part in parts:
                 pieces += [_lengths(part), part]
-            encoded = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
+            encoded = pc.binary_join_element_wise(*pieces, _BLANK)
+        if encoded.get_total_buffer_size() <= MAX_KEY_BYTES:
+            return encoded
         longest = pc.max(pc.binary_length(encoded)).as_py() or 0
         if longest > MAX_KEY_BYTES:
             raise InvalidInputError(
@@ -153,8 +156,9 @@ def _lengths(part: pa.Array) -> pa.Array:
 
 
 def _fixed(raw: np.ndarray[Any, Any], width: int, count: int) -> pa.Array:
-    buffer = pa.py_buffer(np.ascontiguousarray(raw))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, buffer]).cast(pa.binary())
+    ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(raw))]
+    return pa.Array.from_buffers(pa.binary(), count, buffers, null_count=0)
 
 
 def _key_bytes(dtype: DataType, array: pa.Array) -> pa.Array:
@@ -232,7 +236,7 @@ def _check_text(where: str, array: pa.Array) -> None:
 def with_groups(groups: np.ndarray[Any, Any], keys: pa.Array) -> pa.Array:
     """The stored key: two bytes of key group in front of the encoded key."""
     prefix = _fixed(groups.astype(">u2").view(np.uint8), 2, len(keys))
-    return pc.binary_join_element_wise(prefix, keys, pa.scalar(b"", pa.binary()))
+    return pc.binary_join_element_wise(prefix, keys, _BLANK)
 
 
 def entry_key(dtype: DataType, stored: Any) -> bytes:
@@ -294,7 +298,7 @@ def value_bytes(values: pa.Array, storage: Storage, times: pa.Array | None) -> l
         raw = values.cast(pa.binary())
     if times is not None:
         stamps = _fixed(np.asarray(times.fill_null(0)).astype("<i8").view(np.uint8), 8, len(times))
-        raw = pc.binary_join_element_wise(stamps, raw, pa.scalar(b"", pa.binary()))
+        raw = pc.binary_join_element_wise(stamps, raw, _BLANK)
     return list(raw.to_pylist())
 
 

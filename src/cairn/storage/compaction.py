@@ -6,6 +6,7 @@ The result holds what a reader of the whole chain would see, and nothing of what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class _OpenSection:
         self.info = info
         self._file = file
         self._data: pa.Table | None = None
-        self._groups: np.ndarray[Any, Any] = np.zeros(0, dtype=np.int64)
+        self._places: dict[int, tuple[int, int]] = {}
 
     @property
     def merged(self) -> bool:
@@ -42,9 +43,17 @@ class _OpenSection:
             return self._file.read(self.info).data if self.info.group == group else None
         if self._data is None:
             self._data = self._file.read(self.info).data.combine_chunks()
-            self._groups = groups_of(self._data)
-        first, last = np.searchsorted(self._groups, [group, group + 1])
-        return self._data.slice(first, last - first) if last > first else None
+            self._places = _places_of(groups_of(self._data))
+        first, end = self._places.get(group, (0, 0))
+        return self._data.slice(first, end - first) if end else None
+
+
+def _places_of(groups: np.ndarray[Any, Any]) -> dict[int, tuple[int, int]]:
+    """Where the rows of each key group begin and end, in rows that are ordered by it."""
+    if not len(groups):
+        return {}
+    edges = [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+    return {int(groups[first]): (first, end) for first, end in pairwise(edges)}
 
 
 def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
@@ -60,7 +69,9 @@ def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
 def merged(tables: Sequence[pa.Table], entries: bool) -> pa.Table:
     """The rows that survive, oldest table first: newest value per key (and entry), removals applied and dropped."""
     if len(tables) == 1 and not entries:  # a file has each key once
-        kept = tables[0].filter(pc.is_valid(tables[0].column("value")))
+        kept = tables[0]
+        if kept.column("value").null_count:
+            kept = kept.filter(pc.is_valid(kept.column("value")))
         return sorted_table({name: kept.column(name) for name in kept.column_names})
     together = pa.concat_tables(tables).combine_chunks()
     keys = _codes(together.column("key"))
@@ -79,8 +90,11 @@ def merged(tables: Sequence[pa.Table], entries: bool) -> pa.Table:
         places = np.flatnonzero(alive)
     newest = np.full(int(keys.max(initial=-1)) + 1, -1)
     newest[keys[places]] = places  # of several rows the last one stays
-    kept = together.take(pa.array(np.sort(newest[newest >= 0])))
-    kept = kept.filter(pc.is_valid(kept.column("value")))
+    kept = np.sort(newest[newest >= 0])
+    value = together.column("value")
+    if value.null_count:
+        kept = kept[np.asarray(pc.is_valid(value))[kept]]
+    kept = together.take(pa.array(kept))
     return sorted_table({name: kept.column(name) for name in kept.column_names})
 
 

@@ -66,6 +66,9 @@ STATS = "stats"
 WEB = "web"
 
 _DIGITS = 20
+_SPARK = re.compile(rf"{SPARK}(-\d+){{0,2}}")
+_CHECKPOINT = re.compile(r"chk-([1-9]\d{0,17})")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
 _FULL_SNAPSHOT = re.compile(r"\.?.+-g\d+-(\d+)-[0-9a-f]+\.state(?:\.[0-9a-f]+\.tmp)?")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
@@ -136,7 +139,7 @@ def restored_spark(epoch: int, run: int) -> str:
 
 def is_spark(name: str) -> bool:
     """Whether a folder of a job's directory is, or was, Spark's checkpointLocation."""
-    return re.fullmatch(rf"{SPARK}(-\d+){{0,2}}", name) is not None
+    return _SPARK.fullmatch(name) is not None
 
 
 def spark_epoch(name: str) -> int:
@@ -151,7 +154,7 @@ def checkpoint_folder(number: int) -> str:
 
 def checkpoint_number(name: str) -> int | None:
     """The number of a checkpoint's folder, or None for any other name."""
-    match = re.fullmatch(r"chk-([1-9]\d{0,17})", name)
+    match = _CHECKPOINT.fullmatch(name)
     return int(match[1]) if match else None
 
 
@@ -282,7 +285,7 @@ def token_of(path: str) -> str:
 
 def is_temporary(path: str) -> bool:
     """Whether a file is one that was being written when its writer died, or still is."""
-    return re.fullmatch(r"\..+\.[0-9a-f]{32}\.tmp", path.rsplit("/", 1)[-1]) is not None
+    return _TEMPORARY.fullmatch(path.rsplit("/", 1)[-1]) is not None
 
 
 def store_folder(job_dir: str, incarnation: str) -> str:

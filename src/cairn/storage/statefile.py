@@ -258,7 +258,7 @@ def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
 def ordered_table(columns: dict[str, pa.Array]) -> pa.Table:
     """A section's table from columns that are in the order that state files promise: nulls of `entry` first."""
     table = pa.table(columns)
-    if max(column.nbytes for column in table.columns) >= MAX_COLUMN_BYTES:
+    if table.get_total_buffer_size() >= MAX_COLUMN_BYTES <= max(column.nbytes for column in table.columns):
         raise EpochFailedError(
             f"one epoch changed more than {MAX_COLUMN_BYTES >> 20} MiB of one state in one subtask; raise the "
             "parallelism, or let fewer rows into an epoch (maxFilesPerTrigger, maxOffsetsPerTrigger)"
@@ -279,19 +279,23 @@ def group_numbers(keys: pa.Array) -> np.ndarray[Any, Any]:
 def grouped_table(columns: dict[str, pa.Array]) -> pa.Table:
     """A section's table from unsorted columns, by key group alone: all that a delta of values needs, and cheaper."""
     table = ordered_table(columns)
-    keys = table.column("key").chunk(0) if table.num_rows else pa.array([], pa.binary())
-    return table.take(pa.array(np.argsort(group_numbers(keys), kind="stable"))).combine_chunks()
+    if table.num_rows < 2:
+        return table
+    numbers = group_numbers(table.column("key").chunk(0))
+    if (numbers[:-1] <= numbers[1:]).all():
+        return table
+    return table.take(pa.array(np.argsort(numbers, kind="stable"))).combine_chunks()
 
 
 def sorted_table(columns: dict[str, pa.Array]) -> pa.Table:
     """A section's table from unsorted columns."""
     table = ordered_table(columns)
-    keys = [("key", "ascending", "at_end")]
+    if table.num_rows < 2:
+        return table
     if "entry" in columns:
-        keys.append(("entry", "ascending", "at_start"))
+        keys = [("key", "ascending", "at_end"), ("entry", "ascending", "at_start")]
         return table.take(pc.sort_indices(table, sort_keys=keys)).combine_chunks()
-    stored = table.column("key").chunk(0) if table.num_rows else pa.array([], pa.binary())
-    return table.take(key_order(stored)).combine_chunks()
+    return table.take(key_order(table.column("key").chunk(0))).combine_chunks()
 
 
 def _common(one: bytes, other: bytes) -> int:
