@@ -7,7 +7,6 @@ what the sink shows, what is deleted.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from cairn.storage.checkpoints import CheckpointStore
 from cairn.storage.manifests import decode_manifest
 from cairn.storage.statefile import StateFile
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
-from cairn.testing.simulation.spark import batch_time_of, position_of
+from cairn.testing.simulation.spark import batch_time_of, decode_rows, position_of
 from cairn.testing.simulation.totals import UID, Row, Source, State, living, moment_of
 
 _Name = tuple[bytes, str]
@@ -323,7 +322,7 @@ class JobModel:
             raise Violation("shown once", f"{name} is shown, but epoch {epoch} is not committed")
         if name not in commit.shown:
             raise Violation("shown once", f"{name} is shown, which the commit of epoch {epoch} does not name")
-        if Counter(_rows(data)) - Counter(commit.outputs):
+        if Counter(decode_rows(data)) - Counter(commit.outputs):
             raise Violation("shown once", f"{name} shows other rows than epoch {epoch} has")
 
     # State as it is stored.
@@ -394,7 +393,7 @@ class JobModel:
                 stored = self._disk.files.get(f"{self._sink}/{name}")
                 if stored is None:
                     raise Violation("shown once", f"epoch {epoch} is committed, and {name} is not shown")
-                rows += _rows(stored.data)
+                rows += decode_rows(stored.data)
             if Counter(rows) != Counter(commit.outputs):
                 raise Violation("shown once", f"epoch {epoch} shows {len(rows)} rows of {len(commit.outputs)}")
         for number, checkpoint in self.listed.items():
@@ -413,10 +412,6 @@ def _entries(kind: str, table: pa.Table) -> Iterator[tuple[_Name, Any]]:
     else:
         for key, value in zip(keys, values, strict=True):
             yield (key, ""), value
-
-
-def _rows(data: bytes) -> list[Row]:
-    return [(key, total) for key, total in map(json.loads, data.decode().splitlines())]
 
 
 def _difference(stored: State, expected: State) -> str:

@@ -7,8 +7,8 @@ batch, runs it and commits it as Spark's micro-batch execution does; its logs re
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,12 +20,14 @@ from cairn.model.manifest import EpochContext
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.task import run_task
 from cairn.storage.filesystem import FileSystem
-from cairn.testing.cluster import arrow_schema, fresh, outputs_of
+from cairn.testing.cluster import arrow_schema, outputs_of
 from cairn.testing.simulation.disk import Disk
 from cairn.testing.simulation.scheduler import Crash, Process, Scheduler
 from cairn.testing.simulation.totals import GROUPS, INPUT, Row, operator
 
 SOURCE = "simulated-source"
+encode_rows = msgspec.json.Encoder().encode_lines
+decode_rows = msgspec.json.Decoder(Row).decode_lines
 
 _SCHEMA = arrow_schema(INPUT).append(pa.field(GROUP_COLUMN, pa.int32()))
 
@@ -36,16 +38,23 @@ def _group(key: str) -> int:
 
 
 def _batches(rows: Sequence[Row], parallelism: int) -> list[list[pa.RecordBatch]]:
-    """The batch of each subtask: its rows, and the one row that every subtask gets in every epoch."""
+    """The batches of each subtask: its rows, and the one row that every subtask gets in every epoch."""
     parts: list[list[tuple[str | None, int | None, int]]] = [[] for _ in range(parallelism)]
     for key, n in rows:
-        parts[keygroups.subtask_of(_group(key), parallelism, GROUPS)].append((key, n, _group(key)))
-    made = []
-    for subtask, part in enumerate(parts):
-        keys, numbers, groups = zip(*part, (None, None, -subtask - 1), strict=True)
-        columns = [pa.array(keys, pa.string()), pa.array(numbers, pa.int64()), pa.array(groups, pa.int32())]
-        made.append([pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)])
-    return made
+        group = _group(key)
+        parts[keygroups.subtask_of(group, parallelism, GROUPS)].append((key, n, group))
+    return [[*([_batch(part)] if part else []), _sentinel(subtask)] for subtask, part in enumerate(parts)]
+
+
+def _batch(rows: Sequence[tuple[str | None, int | None, int]]) -> pa.RecordBatch:
+    keys, numbers, groups = zip(*rows, strict=True)
+    columns = [pa.array(keys, pa.string()), pa.array(numbers, pa.int64()), pa.array(groups, pa.int32())]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+@functools.cache
+def _sentinel(subtask: int) -> pa.RecordBatch:
+    return _batch([(None, None, -subtask - 1)])
 
 
 class Worker:
@@ -116,8 +125,7 @@ class QueryLog:
 
 
 def entry(position: int, time_ms: int) -> str:
-    metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms, "conf": {}})
-    return f"v1\n{metadata}\n{position}"
+    return f'v1\n{{"batchWatermarkMs": 0, "batchTimestampMs": {time_ms}, "conf": {{}}}}\n{position}'
 
 
 def position_of(text: str) -> int:
@@ -126,7 +134,7 @@ def position_of(text: str) -> int:
 
 
 def batch_time_of(text: str) -> int:
-    time_ms: int = json.loads(text.split("\n")[1])["batchTimestampMs"]
+    time_ms: int = msgspec.json.decode(text.split("\n")[1])["batchTimestampMs"]
     return time_ms
 
 
@@ -187,8 +195,9 @@ class SimulatedCluster:
         try:
             made: list[Row] = []
             spec = operator(self._parallelism, self._world.source.timed)
+            spec = replace(spec, function=type(spec.function)())
             for output in run_task(
-                fresh(spec), batches, context, self._world.next_attempt(),
+                spec, batches, context, self._world.next_attempt(),
                 lambda ack: self._acks.append(msgspec.msgpack.encode(ack)), self._files,
             ):  # fmt: skip
                 made += [(row.key, row.total) for row in outputs_of(spec, output)]
@@ -242,4 +251,4 @@ class SimulatedFrame:
         for number, rows in enumerate(self._cluster.run(self._rows)):
             path = f"{folder}/part-{number:05d}.json"
             self._disk.enter("spark-write", path)
-            self._disk.put(path, "\n".join(json.dumps(row) for row in rows).encode())
+            self._disk.put(path, encode_rows(rows))

@@ -93,7 +93,8 @@ class _Path:
     """`os.path` over the simulated disk."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(posixpath, name)
+        self.__dict__[name] = value = getattr(posixpath, name)  # asked for once
+        return value
 
     def _known(self, path: str, operation: str) -> Disk:
         disk = machine().disk
@@ -148,6 +149,19 @@ class _Entry:
     path: str
 
 
+class _Reader(io.BytesIO):
+    """An opened file, which is no longer open once it is closed."""
+
+    def __init__(self, data: bytes, opened: dict[int, str], descriptor: int) -> None:
+        super().__init__(data)
+        self._opened = opened
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        self._opened.pop(self._descriptor, None)
+        super().close()
+
+
 class _Os:
     """`os` over the simulated disk."""
 
@@ -158,7 +172,8 @@ class _Os:
         self._count = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
+        self.__dict__[name] = value = getattr(os, name)  # asked for once
+        return value
 
     def listdir(self, path: str) -> list[str]:
         disk = machine().disk
@@ -220,12 +235,7 @@ class _Os:
     def reader(self, descriptor: int) -> io.BytesIO:
         """The file of a descriptor, which the one who reads closes."""
 
-        class Reader(io.BytesIO):
-            def close(inner) -> None:
-                self._opened.pop(descriptor, None)
-                super().close()
-
-        return Reader(self.mapped(descriptor))
+        return _Reader(self.mapped(descriptor), self._opened, descriptor)
 
     def mapped(self, descriptor: int) -> bytes:
         return _stored(machine().disk, self._opened[descriptor]).data
