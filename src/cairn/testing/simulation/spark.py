@@ -7,8 +7,8 @@ batch, runs it and commits it as Spark's micro-batch execution does; its logs re
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from cairn.model.manifest import EpochContext
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.task import run_task
 from cairn.storage.filesystem import FileSystem
-from cairn.testing.cluster import arrow_schema, fresh, outputs_of
+from cairn.testing.cluster import arrow_schema, outputs_of
 from cairn.testing.simulation.disk import Disk
 from cairn.testing.simulation.scheduler import Crash, Process, Scheduler
 from cairn.testing.simulation.totals import GROUPS, INPUT, Row, operator
@@ -38,12 +38,12 @@ def _group(key: str) -> int:
 
 
 def _batches(rows: Sequence[Row], parallelism: int) -> list[list[pa.RecordBatch]]:
-    """The batch of each subtask: its rows, and the one row that every subtask gets in every epoch."""
+    """The batches of each subtask: its rows, and the one row that every subtask gets in every epoch."""
     parts: list[list[tuple[str | None, int | None, int]]] = [[] for _ in range(parallelism)]
     for key, n in rows:
         group = _group(key)
         parts[keygroups.subtask_of(group, parallelism, GROUPS)].append((key, n, group))
-    return [[_batch(part), _sentinel(subtask)] if part else [_sentinel(subtask)] for subtask, part in enumerate(parts)]
+    return [[*([_batch(part)] if part else []), _sentinel(subtask)] for subtask, part in enumerate(parts)]
 
 
 def _batch(rows: Sequence[tuple[str | None, int | None, int]]) -> pa.RecordBatch:
@@ -134,7 +134,7 @@ def position_of(text: str) -> int:
 
 
 def batch_time_of(text: str) -> int:
-    time_ms: int = json.loads(text.split("\n")[1])["batchTimestampMs"]
+    time_ms: int = msgspec.json.decode(text.split("\n")[1])["batchTimestampMs"]
     return time_ms
 
 
@@ -194,7 +194,8 @@ class SimulatedCluster:
         worker.busy = True
         try:
             made: list[Row] = []
-            spec = fresh(operator(self._parallelism, self._world.source.timed))
+            spec = operator(self._parallelism, self._world.source.timed)
+            spec = replace(spec, function=type(spec.function)())
             for output in run_task(
                 spec, batches, context, self._world.next_attempt(),
                 lambda ack: self._acks.append(msgspec.msgpack.encode(ack)), self._files,
