@@ -126,6 +126,7 @@ class JobModel:
                     self._epoch(what, number, path, data)
             elif top == layout.BASES:
                 self._based(msgspec.json.decode(data, type=Base))
+                self._list_checkpoints(completed=False)
             elif top == layout.DISCARDS:
                 self._discards(layout.number_of(inside) or 0)
             elif top == layout.SHARED:
