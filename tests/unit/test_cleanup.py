@@ -48,13 +48,14 @@ def test_what_could_not_be_deleted_is_named_again_unless_it_is_needed() -> None:
     assert plan_garbage(known, 1, left=left) == Garbage(["f0"], [1])
 
 
-def test_a_manifest_of_an_overtaken_run_is_garbage_whatever_its_number() -> None:
+def test_a_manifest_of_an_overtaken_run_goes_once_the_history_is_past_its_number() -> None:
     known = {
         4: manifest(4, handle(4, "f4"), run=2),
         5: manifest(5, handle(4, "f4"), handle(5, "f5"), run=2),
         9: manifest(9, handle(3, "old"), handle(4, "f4"), run=1),
     }
-    assert plan_garbage(known, 10) == Garbage(["old"], [9])
+    assert plan_garbage(known, 10) == Garbage()
+    assert plan_garbage(known | {10: manifest(10, handle(4, "f4"), run=2)}, 1) == Garbage(["f5", "old"], [4, 5, 9])
 
 
 def test_a_manifest_stays_for_its_inlined_bytes() -> None:

@@ -17,7 +17,7 @@ from cairn.api.recovery import _newest
 from cairn.api.retention import discard_all
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts
-from cairn.errors import CorruptFileError, FencedError
+from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.model.manifest import Manifest
 from cairn.storage import layout
 from cairn.storage.bases import Base, record_base
@@ -159,18 +159,23 @@ def test_a_restore_that_comes_too_late_is_void_though_its_epoch_is_the_highest(w
     store = ManifestStore(files)
     old = Runs(files).take(1, 0).run
     loop = world.start(files)
-    late = restored(store.load(0), 3, old)
-    for epoch in (2, 3):
-        world.log("offsets", epoch)
-        loop.run_epoch(EPOCHS[epoch], epoch)
-        world.log("commits", epoch)
-        if epoch == 2:
-            store.publish(late)
-            newest = _newest(files)
-            assert newest is not None
-            assert (newest.epoch, newest.commit_id != "late") == (2, True)
-    assert store.load(3).run == loop._run, "its name was given to the epoch of the run that owns the job"
-    world.check()
+    late = restored(store.load(1), 3, old)
+    world.log("offsets", 2)
+    loop.run_epoch(EPOCHS[2], 2)
+    world.log("commits", 2)
+    store.publish(late)
+    newest = _newest(files)
+    assert newest is not None
+    assert newest.epoch == 2
+    world.log("offsets", 3)
+    with pytest.raises(EpochFailedError, match="has taken the name of epoch 3") as caught:
+        loop.run_epoch(EPOCHS[3], 3)
+    assert "collision" in caught.value.facts, "the job starts again by itself"
+    again = world.start(files).current
+    assert again is not None
+    assert (again.epoch, again.parent) == (4, 2), "it goes on above the name, from what it has"
+    assert again.operators == newest.operators
+    assert store.load(3).commit_id == "late", "nobody deletes by a name that may be created again"
 
 
 def test_a_restore_that_comes_before_the_first_commit_of_a_newer_run_is_void_as_well(world: World) -> None:
@@ -185,11 +190,11 @@ def test_a_restore_that_comes_before_the_first_commit_of_a_newer_run_is_void_as_
     assert newest is not None
     assert newest.epoch == 1
     world.log("offsets", 2)
-    loop.run_epoch(EPOCHS[2], 2)
-    world.log("commits", 2)
-    assert store.load(2).run == loop._run
-    world.run()
-    world.check()
+    with pytest.raises(EpochFailedError, match="has taken the name of epoch 2"):
+        loop.run_epoch(EPOCHS[2], 2)
+    again = world.start(files).current
+    assert again is not None
+    assert (again.epoch, again.parent) == (3, 1)
 
 
 def test_a_first_commit_that_comes_too_late_does_not_count(world: World) -> None:

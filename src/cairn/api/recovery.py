@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from cairn.api.agreement import (
     check_order,
     compare_logs,
+    output_is_published,
     remains,
     remedy,
     spark_batches,
@@ -50,6 +51,7 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.logs import get_logger
+from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
@@ -133,7 +135,7 @@ def recover(
     # Everything that can fail comes before the take-over: a start that is refused must not stop a run that works.
     named = snapshot is not None
     if snapshot is None:
-        snapshot = _fallback(files, identity, uids, settings, thorough or marked)
+        snapshot = _fallback(files, identity, uids, settings, thorough or marked) or _displaced(files)
         if snapshot is not None and snapshot.checkpoint is not None:
             _check_unclaimed(snapshot.checkpoint.manifest, uids, settings)
             check_order(files, snapshot.checkpoint.manifest, sources)
@@ -151,7 +153,7 @@ def recover(
     drop_stale_claims(files, identity)
     judged = snapshot
     if snapshot is not None and not named:  # the run before may have committed since: judge what is there now
-        snapshot = _fallback(files, identity, uids, settings, thorough or marked)
+        snapshot = _fallback(files, identity, uids, settings, thorough or marked) or _displaced(files)
     if run.run != expected or (snapshot is not None and judged is not None and snapshot.path != judged.path):
         # Names of files carry the run: under the number of another one, that one's clean-up may have deleted them.
         brought = _brought(snapshot, files, identity, plan, restorer, run.run, now_ms)
@@ -375,6 +377,26 @@ def _fallback(
                 error.message, checkpoint.id, checkpoint.manifest.epoch,
             )  # fmt: skip
             return of_checkpoint(files, checkpoint)
+
+
+def _displaced(files: LocalFileSystem) -> Snapshot | None:
+    """The newest epoch as a snapshot, if a run that had been overtaken has taken the name of a later one.
+
+    The job then goes on above that name, as after a restore of what it has. Such a manifest is not deleted: another run
+    may create the name, and a deletion that came late would hit that. First the output of the newest epoch must be
+    published, which a plain start sees to.
+    """
+    store = ManifestStore(files)
+    newest = store.newest()
+    if newest is None or store.epochs()[-1] <= newest.epoch or not output_is_published(files, newest):
+        return None
+    _log.warning(
+        "the name of epoch %d is taken by a run that had been overtaken; the job goes on above it", newest.epoch + 1
+    )
+    inlined = {epoch: store.load(epoch).inlined for epoch in newest.inline_epochs() - {newest.epoch}}
+    info = CheckpointInfo(0, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, newest.time_ms, epoch=newest.epoch)
+    held = Checkpoint(0, newest.job_id, newest.job_id, newest.run, newest, info, inlined=inlined)
+    return replace(of_checkpoint(files, held), path=os.path.join(files.root, layout.epoch_path(newest.epoch)))
 
 
 def _check_newest(

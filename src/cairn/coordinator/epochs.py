@@ -198,7 +198,7 @@ class EpochLoop:
         self._runs.check(self._run)
 
         # 1. committed already?
-        if self._manifests.exists(epoch) and not self._removed_as_void(epoch):
+        if self._manifests.exists(epoch):
             self._roll_forward(epoch, began)
             return
         if self.current is not None and epoch <= self.current.epoch:
@@ -254,11 +254,8 @@ class EpochLoop:
         try:
             self._manifests.publish(manifest)
         except FileExistsError:
-            self._runs.check(self._run)
-            if not self._removed_as_void(epoch):
-                self._roll_forward(epoch, began)  # created by a call whose answer was lost, or by a newer run
-                return
-            self._manifests.publish(manifest)
+            self._roll_forward(epoch, began)  # the answer to the create was lost, or another run was first
+            return
         self.current = self._known[epoch] = manifest
         if self._timekeeper is not None:
             self._timekeeper.committed(manifest)
@@ -379,18 +376,6 @@ class EpochLoop:
         garbage = plan_garbage(known, self._settings.epochs_retained, pins, self._left)
         return msgspec.structs.replace(manifest, garbage=garbage)
 
-    def _removed_as_void(self, epoch: int) -> bool:
-        """Whether the manifest of an epoch was void, and is deleted: an older run created it after this one had
-        written down what it goes on from."""
-        manifest = self._manifests.load(epoch)
-        refuse_foreign(manifest, self._identity, self._files.root)
-        known = self.current is not None and manifest.commit_id == self.current.commit_id
-        if known or manifest.run >= self._run:
-            return False
-        _log.warning("the manifest of epoch %d was written by a run that had been overtaken; it is deleted", epoch)
-        self._manifests.delete(epoch)
-        return True
-
     def _publish(self, committables: Sequence[SinkCommittable], epoch: int) -> None:
         by_uid = {sink.uid: sink for sink in self._sinks}
         for committable in committables:
@@ -409,6 +394,14 @@ class EpochLoop:
         if manifest.run > self._run:
             raise FencedError(
                 f"epoch {epoch} was committed by run {manifest.run}, which is newer than this run {self._run}"
+            )
+        known = self.current is not None and manifest.commit_id == self.current.commit_id
+        if not known and manifest.run != self._run:
+            self._runs.check(self._run)
+            raise EpochFailedError(
+                f"run {manifest.run}, which had been overtaken, has taken the name of epoch {epoch}: its commit does "
+                "not count, and the job goes on under the next free number when it is started again",
+                collision=epoch,
             )
         entry = self._offsets.read(epoch)
         if entry.text != manifest.offsets:

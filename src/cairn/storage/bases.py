@@ -25,6 +25,11 @@ class Base(msgspec.Struct, frozen=True):
     checkpoints: list[int] = []
     """The completed checkpoints."""
 
+    def voids(self, run: int, commit_id: str) -> bool:
+        """Whether a manifest came too late. Of a run that found nothing there is nothing to protect: if an older run
+        commits the first epoch after all, it counts until the newer one commits."""
+        return self.epoch >= 0 and run < self.run and commit_id != self.commit_id
+
 
 def record_base(files: FileSystem, base: Base) -> None:
     with suppress(FileExistsError):  # of the same run: its answer was lost

@@ -56,8 +56,10 @@ def plan_garbage(
     """
     ordered = sorted(manifests, key=lambda epoch: manifests[epoch].order)
     newest = ordered[-1] if ordered else -1
-    void = {epoch for epoch in ordered if epoch > newest}  # of a run that was overtaken
-    kept = set([epoch for epoch in ordered if epoch not in void][-retained:])
+    # One with a higher epoch is void. It stays until the history is past its number: who deletes by name must be sure
+    # that nobody creates the name again.
+    ordered = [epoch for epoch in ordered if epoch <= newest]
+    kept = set(ordered[-retained:])
     needed = kept.union(pins.epochs, *(manifests[epoch].inline_epochs() for epoch in kept))
     files = set(pins.files).union(*(manifests[epoch].files() for epoch in kept))
     epochs = {*left.epochs, *ordered} - needed

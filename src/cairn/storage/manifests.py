@@ -158,13 +158,11 @@ class ManifestStore:
                 continue
             if manifest.run == latest_run:
                 return manifest
-            if base is not None and manifest.run < base.run and manifest.commit_id != base.commit_id:
+            if base is not None and base.voids(manifest.run, manifest.commit_id):
                 void = manifest if void is None or manifest.run > void.run else void
             elif newest is None or manifest.run > newest.run:
                 newest = manifest
-        if newest is None and base is not None and base.epoch >= 0:
-            return void  # the manifest of the base is lost: whoever starts the job finds that out
-        return newest
+        return newest or void  # the manifest of the base may be lost: whoever starts the job finds that out
 
     def restores(self) -> list[tuple[int, int]]:
         """The restores in place of the job (`Manifest.abandoned`), as its newest readable manifest tells.

@@ -91,6 +91,7 @@ class JobModel:
         self.void: dict[str, Committed] = {}
         """Commits of overtaken runs that came after the base of a newer one, by commit id."""
         self._base_run = 0
+        self._base_is_empty = True
         """The newest run that has written down what it goes on from."""
         self._base_checkpoints: list[int] = []
         self._completed_any = False
@@ -158,7 +159,16 @@ class JobModel:
 
     def _committed(self, number: int, manifest: Manifest) -> None:
         newest = self.newest
-        if manifest.run < self._base_run:
+        if self._base_is_empty:
+            # Of a run that found nothing there is nothing to protect: a first commit of an older run counts until the
+            # newer one commits.
+            if newest is not None and manifest.run < newest.manifest.run:
+                self.void[manifest.commit_id] = self._replayed(manifest, self._parent_of(manifest))
+                return
+            if newest is not None and newest.manifest.run < manifest.run and not manifest.lineage:
+                self._go_on_from([])
+                newest = None
+        elif manifest.run < self._base_run:
             # A newer run has written down what it goes on from: the manifest comes too late and counts for nothing,
             # unless a run that had read it before writes its base later.
             self.void[manifest.commit_id] = self._replayed(manifest, self._parent_of(manifest))
@@ -195,7 +205,7 @@ class JobModel:
     def _replayed(self, manifest: Manifest, parent: Committed | None) -> Committed:
         """A commit with the state and the rows that it must have come to."""
         if manifest.restored:
-            state, outputs = self._restored(manifest)
+            state, outputs = self._restored(manifest, parent)
         else:
             before = parent.state if parent is not None else {}
             start = position_of(parent.manifest.offsets) if parent is not None else 0
@@ -221,16 +231,21 @@ class JobModel:
         """A run has written down what it goes on from: the history ends there, for everybody."""
         if base.run < self._base_run:
             return
-        self._base_run = base.run
+        self._base_run, self._base_is_empty = base.run, base.epoch < 0
         self._base_checkpoints = base.checkpoints
         newest = self.newest
-        if (newest.manifest.commit_id if newest is not None else "") == base.commit_id:
+        if base.epoch < 0 or (newest is not None and newest.manifest.commit_id == base.commit_id):
             return
-        everything = {c.manifest.commit_id: c for c in (*self.commits.values(), *self.void.values())}
-        end = everything.get(base.commit_id)
-        if base.commit_id and end is None:
+        every = (*self.commits.values(), *self.void.values())
+        end = next((commit for commit in every if commit.manifest.commit_id == base.commit_id), None)
+        if end is None:
             raise Violation("one lineage", f"run {base.run} goes on from epoch {base.epoch}, which was never committed")
-        history = [*end.before, end] if end is not None else []
+        self._go_on_from([*end.before, end])
+        self._counts(end)
+
+    def _go_on_from(self, history: list[Committed]) -> None:
+        """All other commits are void, and nobody may have seen their output."""
+        everything = {c.manifest.commit_id: c for c in (*self.commits.values(), *self.void.values())}
         counted = {commit.manifest.commit_id for commit in history}
         for commit in self.commits.values():
             shown = [name for name in commit.shown if f"{self._sink}/{name}" in self._disk.files]
@@ -239,11 +254,11 @@ class JobModel:
         self.commits = {commit.epoch: commit for commit in history}
         self.order = list(self.commits)
         self.void = {key: commit for key, commit in everything.items() if key not in counted}
-        if end is not None:
-            self._counts(end)
 
-    def _restored(self, manifest: Manifest) -> tuple[State, list[Row]]:
+    def _restored(self, manifest: Manifest, parent: Committed | None) -> tuple[State, list[Row]]:
         position = position_of(manifest.offsets)
+        if parent is not None and manifest.parent == parent.epoch and position == position_of(parent.manifest.offsets):
+            return parent.state, []  # the name of the next epoch was taken by an overtaken run
         for declared in self.declared:
             if declared.position == position and (not declared.own or manifest.parent in (declared.epoch, -1)):
                 self.restores += 1
