@@ -152,8 +152,8 @@ class StateFile:
         except ValueError as error:
             raise self._damaged(str(error)) from None
         right = not isinstance(footer, str) and xxhash.xxh3_64_hexdigest(footer) == checksum
-        if place is not None and not (right and total == size):
-            place.check(owner, name)  # the file may be whole and belong elsewhere: its owner tells
+        if place is not None:  # the file may be whole and belong elsewhere: its owner tells
+            place.check(owner, name, copied=right and total == size)
         if total != size:
             raise self._damaged(f"it has {total} bytes instead of {size}")
         if isinstance(footer, str) or not right:
