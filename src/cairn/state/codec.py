@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from cairn.storage.statefile import ARROW_STORAGE
 
 MAX_KEY_BYTES = 32 * 1024
 _SIGN = 1 << 63
-_BLANK = pa.scalar(b"", pa.binary())
 _double = struct.Struct(">d")
 _KEY_TYPES = {
     "boolean", "tinyint", "smallint", "int", "bigint", "float", "double",
@@ -78,7 +77,7 @@ class KeyCodec:
             pieces: list[pa.Array] = []
             for part in parts:
                 pieces += [_lengths(part), part]
-            encoded = pc.binary_join_element_wise(*pieces, _BLANK)
+            encoded = pc.binary_join_element_wise(*pieces, _blank())
         if encoded.get_total_buffer_size() <= MAX_KEY_BYTES:
             return encoded
         longest = pc.max(pc.binary_length(encoded)).as_py() or 0
@@ -148,6 +147,12 @@ def _key_column(dtype: DataType, part: pa.Array) -> pa.Array:
     if dtype.storage is Storage.TEXT:
         return part.cast(pa.string()).cast(arrow)
     return part
+
+
+@cache
+def _blank() -> pa.Scalar:
+    """The separator of joined keys. Made on first use: Arrow loads pandas for it, which an import must not."""
+    return pa.scalar(b"", pa.binary())
 
 
 def _lengths(part: pa.Array) -> pa.Array:
@@ -236,7 +241,7 @@ def _check_text(where: str, array: pa.Array) -> None:
 def with_groups(groups: np.ndarray[Any, Any], keys: pa.Array) -> pa.Array:
     """The stored key: two bytes of key group in front of the encoded key."""
     prefix = _fixed(groups.astype(">u2").view(np.uint8), 2, len(keys))
-    return pc.binary_join_element_wise(prefix, keys, _BLANK)
+    return pc.binary_join_element_wise(prefix, keys, _blank())
 
 
 def entry_key(dtype: DataType, stored: Any) -> bytes:
@@ -298,7 +303,7 @@ def value_bytes(values: pa.Array, storage: Storage, times: pa.Array | None) -> l
         raw = values.cast(pa.binary())
     if times is not None:
         stamps = _fixed(np.asarray(times.fill_null(0)).astype("<i8").view(np.uint8), 8, len(times))
-        raw = pc.binary_join_element_wise(stamps, raw, _BLANK)
+        raw = pc.binary_join_element_wise(stamps, raw, _blank())
     return list(raw.to_pylist())
 
 
