@@ -388,7 +388,9 @@ def _displaced(files: LocalFileSystem) -> Snapshot | None:
     """
     store = ManifestStore(files)
     newest = store.newest()
-    if newest is None or store.epochs()[-1] <= newest.epoch or not output_is_published(files, newest):
+    if newest is None or not output_is_published(files, newest):
+        return None
+    if not any(_is_whole(store, epoch) for epoch in store.epochs() if epoch > newest.epoch):
         return None
     _log.warning(
         "the name of epoch %d is taken by a run that had been overtaken; the job goes on above it", newest.epoch + 1
@@ -397,6 +399,15 @@ def _displaced(files: LocalFileSystem) -> Snapshot | None:
     info = CheckpointInfo(0, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, newest.time_ms, epoch=newest.epoch)
     held = Checkpoint(0, newest.job_id, newest.job_id, newest.run, newest, info, inlined=inlined)
     return replace(of_checkpoint(files, held), path=os.path.join(files.root, layout.epoch_path(newest.epoch)))
+
+
+def _is_whole(store: ManifestStore, epoch: int) -> bool:
+    """Whether a manifest was written whole; one that was not is set aside, and its name is free."""
+    try:
+        store.load(epoch)
+    except IncompleteManifestError:
+        return False
+    return True
 
 
 def _check_newest(
