@@ -215,6 +215,16 @@ def test_a_committed_epoch_is_published_by_its_own_kind_of_sink() -> None:
             lab._loop.run_epoch([], 0)
 
 
+def test_an_overtaken_run_that_publishes_before_its_commit_leaves_what_a_newer_one_prepares(tmp_path: Path) -> None:
+    old, new = attached(tmp_path, "a"), attached(tmp_path, "a")
+    old.may_repeat = new.may_repeat = True
+    data = old.prepare(Frame([1]), 5, "5-1-aaaaaaaa")
+    newer = new.prepare(Frame([1]), 5, "5-2-bbbbbbbb")
+    old.commit(data, 5)
+    new.commit(newer, 5)
+    assert rows(tmp_path) == [1, 1]
+
+
 def test_a_file_that_another_run_publishes_in_the_same_moment_is_published_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

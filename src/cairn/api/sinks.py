@@ -122,7 +122,8 @@ class FileSink(BaseSink):
     def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
         for move in data:
             self._publish(move, epoch)
-        self._forget_until(epoch)
+        # With AT_LEAST_ONCE the epoch is not committed yet, and a newer run may be preparing it as well.
+        self._forget_until(epoch - 1 if self.may_repeat else epoch)
 
     def _publish(self, move: dict[str, Any], epoch: int) -> None:
         source, target = move["from"], move["to"]
