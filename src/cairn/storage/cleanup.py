@@ -93,7 +93,7 @@ def without_files(manifests: dict[int, Manifest], garbage: Garbage, retained: in
     """Forget expired manifests, and the files of those that stay for their inlined bytes alone."""
     for epoch in garbage.epochs:
         manifests.pop(epoch, None)
-    for epoch in sorted(manifests)[:-retained]:
+    for epoch in sorted(manifests, key=lambda epoch: manifests[epoch].order)[:-retained]:
         if epoch not in pins.epochs:  # what it names may go when the checkpoint goes
             manifests[epoch] = msgspec.structs.replace(manifests[epoch], operators=[])
 
