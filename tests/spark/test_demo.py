@@ -33,8 +33,11 @@ def test_demo_is_exact_quiet_and_leaves_nothing(tmp_path: Path) -> None:
     assert answer.stderr == ""
     assert "The result is exact" in answer.stdout
     assert "kill -9 of all" in answer.stdout
-    assert "run 2 goes on from epoch 1" in answer.stdout
-    epochs = re.findall(r"^ +(\d+) +2,000 +[\d,]+ +[\d,]+ +[\d,]+$", answer.stdout, re.MULTILINE)
+    resumed = 2 if "right after the commit of epoch 2" in answer.stdout else 1  # a busy machine kills later
+    assert f"run 2 goes on from epoch {resumed}, the last committed one" in answer.stdout
+    epochs = re.findall(
+        r"^ +(\d+) (?: +2,000 +[\d,]+ +[\d,]+ +[\d,]+|was committed before the kill)$", answer.stdout, re.MULTILINE
+    )
     assert epochs == ["0", "1", "2", "3"]
     assert list((tmp_path / "t").iterdir()) == []
     mine = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
@@ -45,16 +48,16 @@ def test_demo_notices_what_is_lost_doubled_or_changed(tmp_path: Path, capsys: py
     place = tmp_path / "d"
     made = demo("--dir", str(place), "--json", temporary=tmp_path / "t")
     assert made.returncode == 0
-    told = [json.loads(line) for line in made.stdout.splitlines()]
-    assert [event["epoch"] for event in told if event["event"] == "epoch"] == [0, 1, 2, 3]
-    assert [event["event"] for event in told if event["event"] != "epoch"] == [
+    events = [json.loads(line) for line in made.stdout.splitlines()]
+    assert [event["epoch"] for event in events if event["event"] == "epoch"] == [0, 1, 2, 3]
+    assert [event["event"] for event in events if event["event"] != "epoch"] == [
         "started",
         "killed",
         "started",
         "summary",
     ]
-    assert (told[-1]["exact"], told[-1]["exit_code"], told[-1]["directory"]) == (True, 0, str(place))
-    assert all(check["exact"] for check in told[-1]["checks"])
+    assert (events[-1]["exact"], events[-1]["exit_code"], events[-1]["directory"]) == (True, 0, str(place))
+    assert all(check["exact"] for check in events[-1]["checks"])
     assert demo("--dir", str(place), temporary=tmp_path / "t").returncode == 2  # not empty
     part = max((place / "out").glob("part-*"), key=lambda path: path.stat().st_size)
 

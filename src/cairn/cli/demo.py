@@ -107,8 +107,10 @@ class _Demo:
         out.line(f"{'epoch':>6} {'rows':>10} {'keys':>8} {'bytes':>12} {'ms':>8}")
         with JobProcess(self._place, self._epochs, self._rows) as job:
             for event in job.events(until=lambda: self._is_being_written(victim)):
-                self._tell(event)
+                self._show(event)
             killed = job.kill()
+            for event in job.remaining_events():
+                self._show(event)
         if not killed:
             raise InternalError(f"the demo could not catch its job at work in epoch {victim}")
         when = "right after the commit" if self._is_committed(victim) else "in the middle"
@@ -121,19 +123,23 @@ class _Demo:
                     restored = event["restored"]
                     whence = "empty state" if restored is None else f"epoch {restored}, the last committed one"
                     out.line(f"       run {event['run']} goes on from {whence}")
-                self._tell(event)
+                self._show(event)
         out.line()
         return report(self._place, self._epochs * self._rows, out)
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        epoch = int(event.get("epoch", -1))
-        if event["event"] != "epoch" or epoch < self._epochs:
+    def _show(self, event: dict[str, Any]) -> None:
+        if event["event"] != "epoch":
             self._out.event(event)
-        if event["event"] != "epoch" or epoch >= self._epochs:
             return
+        epoch = int(event["epoch"])
+        if epoch >= self._epochs or epoch <= self._newest:
+            return
+        if epoch > self._newest + 1:  # the kill came after the commit and before the report
+            self._show({"event": "epoch", "epoch": epoch - 1, "again": True})
         self._newest = epoch
+        self._out.event(event)
         if event["again"]:
-            self._out.line(f"{epoch:>6} was committed before the kill; its output is published now")
+            self._out.line(f"{epoch:>6} was committed before the kill")
         else:
             self._out.line(
                 f"{epoch:>6} {event['rows']:>10,} {event['keys']:>8,} {event['bytes']:>12,} {event['ms']:>8,}"
@@ -169,6 +175,7 @@ class JobProcess:
                 start_new_session=True, text=True,
             )  # fmt: skip
         self._lines: list[str] = []
+        self._seen = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -179,14 +186,13 @@ class JobProcess:
 
     def events(self, until: Any = lambda: False) -> Iterator[dict[str, Any]]:
         """What the job says, until it ends or `until()` holds. An end by itself with an error is raised."""
-        told = 0
         deadline = time.monotonic() + self._patience
         while True:
             stop = until()
             ended = not self._reader.is_alive()
-            while told < len(self._lines):
-                line = self._lines[told]
-                told += 1
+            while self._seen < len(self._lines):
+                line = self._lines[self._seen]
+                self._seen += 1
                 if line.startswith("{"):
                     yield json.loads(line)
                 deadline = time.monotonic() + self._patience
@@ -199,6 +205,14 @@ class JobProcess:
             if time.monotonic() > deadline:
                 raise EpochFailedError(f"nothing has happened for {self._patience:.0f} seconds:\n{self._tail()}")
             time.sleep(0.005)
+
+    def remaining_events(self) -> Iterator[dict[str, Any]]:
+        """Events that the job reported between the last look at them and its end."""
+        self._reader.join(10)
+        for line in self._lines[self._seen :]:
+            with contextlib.suppress(json.JSONDecodeError):  # the kill may cut the last line
+                if line.startswith("{"):
+                    yield json.loads(line)
 
     def _tail(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
