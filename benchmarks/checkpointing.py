@@ -24,7 +24,7 @@ from cairn.model.keygroups import key_group_range
 from cairn.runtime.compact import compact_range
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 
 _SCATTER = 7_368_787
 _RETAIN = {

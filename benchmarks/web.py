@@ -18,7 +18,7 @@ from cairn.config import WebSettings
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, OperatorStats, SubtaskStats
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import create_identity
+from cairn.storage.manifest_store import create_identity
 from cairn.web.catalogue import Catalogue
 from cairn.web.options import options_of
 from cairn.web.server import Server

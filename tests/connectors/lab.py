@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 from cairn import BaseSink
 from cairn.connectors.staging import arrow_schema
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import create_identity
+from cairn.storage.manifest_store import create_identity
 
 running: list[BaseSink] = []
 """Sinks to be closed at the end of a test."""

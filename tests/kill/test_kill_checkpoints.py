@@ -18,8 +18,8 @@ from cairn.api.restore import damage
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.state.files import StateFiles
-from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.compaction import compact
+from cairn.storage.checkpoint_store import CheckpointStore
+from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import LocalFileSystem
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]

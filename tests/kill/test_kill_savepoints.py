@@ -11,7 +11,7 @@ import pytest
 from tests.kill.test_kill import Trial
 from tests.spark.oracle import expected, numbered_rows
 
-from cairn.storage.savepoints import is_savepoint, read_savepoint, verify
+from cairn.storage.savepoint_folder import is_savepoint, read_savepoint, verify
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 

@@ -18,10 +18,10 @@ from cairn.runtime import compact, task
 from cairn.state import table, timers
 from cairn.state.files import changes_of
 from cairn.storage import cleanup, layout
-from cairn.storage import compaction as compaction_files
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage import chain_merge as compaction_files
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins, collect, plan_garbage
-from cairn.storage.manifests import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore, Runs
 from cairn.testing.simulation import spark
 
 Patch = pytest.MonkeyPatch

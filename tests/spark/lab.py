@@ -11,7 +11,7 @@ from tests.spark.oracle import INPUT, OUTPUT, Oracle, Row, write_file, write_fil
 from cairn import DataStream, FileSink, JobHandle, KeyedProcessFunction, StreamExecutionEnvironment
 from cairn.model.manifest import Manifest
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 
 
 class Lab:

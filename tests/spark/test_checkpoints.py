@@ -25,9 +25,9 @@ from cairn import (
     NoopSink,
     StorageError,
 )
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 
 pytestmark = pytest.mark.spark
 ship(__name__)

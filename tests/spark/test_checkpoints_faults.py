@@ -19,7 +19,7 @@ from tests.spark.oracle import OUTPUT, Oracle, expected, ship
 
 from cairn import CheckpointInfo, CheckpointStatus, FileSink, JobStatus, KeyedProcessFunction, RuntimeContext
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 
 pytestmark = pytest.mark.spark
 ship(__name__)

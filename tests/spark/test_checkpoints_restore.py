@@ -29,7 +29,7 @@ from cairn import (
     StorageError,
     ValueStateDescriptor,
 )
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 from cairn.testing.faults import flip_bit
 
 pytestmark = pytest.mark.spark

@@ -39,7 +39,7 @@ from cairn import (
 )
 from cairn.api import migration
 from cairn.api.spark import source_names
-from cairn.storage.savepoints import read_savepoint, verify
+from cairn.storage.savepoint_folder import read_savepoint, verify
 
 pytestmark = pytest.mark.spark
 ship(__name__)

@@ -12,7 +12,7 @@ from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts, SavepointRunner
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.faults import FaultPlan, FaultyFileSystem
 

@@ -22,7 +22,7 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.runtime import compact as compact_task
 from cairn.state import store
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 from cairn.testing.faults import FaultPlan, FaultyFileSystem
 from cairn.testing.harness import UID, KeyedProcessHarness, LocalCluster, local_compaction
 

@@ -20,10 +20,10 @@ from cairn.model.manifest import Manifest
 from cairn.model.savepoint import SavepointMetadata
 from cairn.runtime.probe import declared_states
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs
-from cairn.storage.savepoints import SavepointFolder
+from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.savepoint_folder import SavepointFolder
 from cairn.testing.harness import UID, KeyedProcessHarness
 
 FACTS = JobFacts("harness", "harness", 1)

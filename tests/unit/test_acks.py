@@ -16,7 +16,7 @@ from cairn.model.manifest import EpochContext, StateHandle, StateSpec, TaskAck, 
 from cairn.model.types import Storage
 from cairn.runtime import task
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.statefile import Section, sorted_table
+from cairn.storage.state_file import Section, sorted_table
 
 CONTEXT = EpochContext("dir", "local", "j", "i", run=3, epoch=7, watermark=0, time_ms=0, parent=6, parent_commit="c6")
 HANDLE = StateHandle(7, 0, 63, 100, "aa", "shared/op/x.state", rows=1)

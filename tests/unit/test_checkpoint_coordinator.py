@@ -17,9 +17,9 @@ from cairn.coordinator.parties import JobFacts
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
 from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, StateHandle
-from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint
+from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint
 from cairn.storage.cleanup import plan_garbage
-from cairn.storage.manifests import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore, Runs
 from cairn.testing.faults import Fault, FaultPlan
 
 

@@ -34,10 +34,10 @@ from cairn.errors import (
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore, held
+from cairn.storage.checkpoint_store import CheckpointStore, held
 from cairn.storage.cleanup import collect, plan_garbage
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs, create_identity
+from cairn.storage.manifest_store import ManifestStore, Runs, create_identity
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 ALWAYS = 1_000_000
@@ -160,7 +160,7 @@ def test_a_reader_that_died_does_not_keep_a_checkpoint_for_ever(
     with pytest.raises(StorageError, match="is being read"):
         world.store.discard(1)
     assert world.store.numbers() == [1]
-    monkeypatch.setattr("cairn.storage.checkpoints.READER_SECONDS", -1.0)
+    monkeypatch.setattr("cairn.storage.checkpoint_store.READER_SECONDS", -1.0)
     world.store.discard(1)
     assert not (tmp_path / "chk-1").exists()
 

@@ -33,13 +33,13 @@ from cairn.model.manifest import Manifest
 from cairn.model.types import Storage
 from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import open_snapshot
-from cairn.storage import container, regular, statefile
-from cairn.storage.checkpoints import CheckpointStore, decode_checkpoint, encode_checkpoint
+from cairn.storage import record_file, regular_files, state_file
+from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint, encode_checkpoint
 from cairn.storage.cleanup import collect, plan_garbage, sweep
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, encode_manifest
-from cairn.storage.savepoints import encode_savepoint, read_savepoint
-from cairn.storage.statefile import Section, StateFile
+from cairn.storage.manifest_store import ManifestStore, encode_manifest
+from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint
+from cairn.storage.state_file import Section, StateFile
 from cairn.testing.faults import flip_bit
 from cairn.testing.harness import UID
 
@@ -184,7 +184,7 @@ def test_storage_that_fails_at_the_start_costs_no_checkpoint_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = long_job(tmp_path)
-    read = regular.read
+    read = regular_files.read
 
     def failing(path: str, limit: int) -> bytes:
         if path.endswith("chk-1/_metadata"):
@@ -192,7 +192,7 @@ def test_storage_that_fails_at_the_start_costs_no_checkpoint_its_files(
         return read(path, limit)
 
     with monkeypatch.context() as patched:
-        patched.setattr(regular, "read", failing)
+        patched.setattr(regular_files, "read", failing)
         with pytest.raises(StorageError, match="chk-1/_metadata"):
             cleaned_up(store)
     assert cleaned_up(store) > 0
@@ -360,7 +360,7 @@ def test_key_groups_that_are_not_those_of_the_file_are_damage(tmp_path: Path, in
 def test_a_file_whose_sections_are_none_is_damage() -> None:
     """Checksums that fit do not make it a state file."""
     for data in (pa.table({"value": [1]}), pa.table({"key": pa.array([None], pa.binary()), "value": [1]})):
-        made, checksum = statefile.encode([Section("sum", "value", Storage.INT, False, data)])
+        made, checksum = state_file.encode([Section("sum", "value", Storage.INT, False, data)])
         with pytest.raises(CorruptFileError, match="x is damaged: the section of state 'sum' cannot be read"):
             StateFile(made, "x", checksum, len(made)).verify(KeyGroupRange(0, 127))
 
@@ -377,7 +377,7 @@ def test_records_that_are_too_large_are_neither_read_nor_written(
     store = ManifestStore(files)
     whole = store.load(0), CheckpointStore(files).load(1)
     for path in (tmp_path / "epochs" / f"{0:020d}", tmp_path / "chk-1" / "_metadata"):
-        os.truncate(path, regular.MAX_BODY + container.HEAD + 1)  # a hole: it takes no room
+        os.truncate(path, regular_files.MAX_BODY + record_file.HEAD + 1)  # a hole: it takes no room
     with pytest.raises(CorruptFileError, match=r"epochs/0+ is refused: it has 1073741845 bytes, at most 1073741844"):
         store.load(0)
     with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it has 1073741845 bytes"):
@@ -386,7 +386,7 @@ def test_records_that_are_too_large_are_neither_read_nor_written(
     (tmp_path / "chk-1" / "_metadata").symlink_to("/dev/zero")
     with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it is no regular file"):
         CheckpointStore(files).load(1)
-    monkeypatch.setattr(container, "MAX_BODY", 100)
+    monkeypatch.setattr(record_file, "MAX_BODY", 100)
     with pytest.raises(InvalidInputError, match=r"Lower execution\.checkpointing\.data-inline"):
         encode_manifest(whole[0])
     with pytest.raises(InvalidInputError, match="at most 100 are written"):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from cairn.errors import CorruptFileError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Garbage, Manifest, OperatorState, StateHandle
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import collect, old_spark_folders, orphans, plan_garbage, sweep
 from cairn.storage.filesystem import FileInfo, LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, truncate
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cairn.cli.main import app
 from cairn.coordinator.control import Control
 from cairn.errors import CheckpointFailedError, NotFoundError
-from cairn.storage.manifests import create_identity
+from cairn.storage.manifest_store import create_identity
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from cairn.cli.main import app
 from cairn.cli.memory import plan_memory
 from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import create_identity
+from cairn.storage.manifest_store import create_identity
 from cairn.text import printable
 
 

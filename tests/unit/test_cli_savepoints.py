@@ -24,7 +24,7 @@ from cairn.coordinator import control as control_module
 from cairn.coordinator.control import Control
 from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.storage.manifests import create_identity
+from cairn.storage.manifest_store import create_identity
 
 
 @pytest.fixture

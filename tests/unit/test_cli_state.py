@@ -21,7 +21,7 @@ from cairn.cli.main import app
 from cairn.cli.output import exit_code
 from cairn.cli.state import plain
 from cairn.errors import CairnError
-from cairn.storage import savepoints
+from cairn.storage import savepoint_folder
 from cairn.testing.faults import flip_bit
 
 
@@ -192,11 +192,11 @@ def test_dispose_asks_and_deletes_only_what_is_the_savepoints(savepoint: str) ->
     planned = answer("savepoint-dispose", savepoint, "--dry-run")
     assert planned["removed"][0] == "_metadata"
     assert planned["left"] == ["tables/op/notes.txt"]
-    assert savepoints.is_savepoint(savepoint)
+    assert savepoint_folder.is_savepoint(savepoint)
     for more in ([], ["--json"]):
         code, text = call("savepoint-dispose", savepoint, *more)
         assert (code, "nobody can be asked here" in text, "?" in text) == (2, True, False), "a terminal is needed"
-    assert savepoints.is_savepoint(savepoint)
+    assert savepoint_folder.is_savepoint(savepoint)
     Path(savepoint, "_claimed").write_text("job payments")
     assert "handed to a job" in call("savepoint-dispose", savepoint, "--yes")[1]
     assert call("savepoint-dispose", savepoint, "--yes", "--force")[0] == 0
@@ -227,7 +227,7 @@ def test_dispose_of_what_is_no_savepoint(tmp_path: Path) -> None:
     (tmp_path / "work" / "thesis.txt").write_text("x")
     assert call("savepoint-dispose", str(tmp_path / "work"), "--yes")[0] == 3
     assert (tmp_path / "work" / "thesis.txt").exists()
-    unfinished = savepoints.SavepointFolder.begin(str(tmp_path), "abc").path
+    unfinished = savepoint_folder.SavepointFolder.begin(str(tmp_path), "abc").path
     Path(unfinished, "part").write_bytes(b"x")
     assert call("savepoint-dispose", unfinished, "--yes")[0] == 0
     assert not os.path.exists(unfinished)

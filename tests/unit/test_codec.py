@@ -17,7 +17,7 @@ from cairn.model.ddl import parse_type
 from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.codec import KeyCodec
-from cairn.storage.statefile import ARROW_STORAGE
+from cairn.storage.state_file import ARROW_STORAGE
 from cairn.testing.harness import arrow_type
 
 TYPES: dict[str, st.SearchStrategy[Any]] = {

@@ -17,9 +17,9 @@ from cairn.model.manifest import Manifest, OperatorState, StateHandle, StateSpec
 from cairn.model.types import Storage
 from cairn.state.files import changes_of
 from cairn.state.memory_backend import MemoryBackend
-from cairn.storage import compaction, statefile
-from cairn.storage.compaction import compact, merged
-from cairn.storage.statefile import ARROW_STORAGE, Section, StateFile, sorted_table
+from cairn.storage import chain_merge, state_file
+from cairn.storage.chain_merge import compact, merged
+from cairn.storage.state_file import ARROW_STORAGE, Section, StateFile, sorted_table
 
 KEYS = [group.to_bytes(2, "big") + name for group in (0, 1, 5, 127) for name in (b"", b"a", b"\xff")]
 ENTRIES = [b"", b"\x00", b"a", b"ab"]
@@ -96,7 +96,7 @@ def run_compaction(
     files = {}
     handles = []
     for epoch, sections in enumerate(chain):
-        data, checksum = statefile.encode(sections)
+        data, checksum = state_file.encode(sections)
         handles.append(StateHandle(epoch, 0, 127, len(data), checksum, str(epoch)))
         files[str(epoch)] = StateFile(data, str(epoch), checksum, len(data))
     return list(compact(lambda handle: files[handle.path], handles, groups, specs, now))
@@ -107,8 +107,8 @@ def run_compaction(
 def test_a_merged_chain_equals_the_chain(chain: list[list[Section]], ends: list[int], tiny: bool) -> None:
     start = 0
     found: list[Section] = []
-    before = compaction.FILE_BYTES
-    compaction.FILE_BYTES = 1 if tiny else before
+    before = chain_merge.FILE_BYTES
+    chain_merge.FILE_BYTES = 1 if tiny else before
     try:
         for end in ends:
             covered = run_compaction(chain, KeyGroupRange(start, end), {})
@@ -120,12 +120,12 @@ def test_a_merged_chain_equals_the_chain(chain: list[list[Section]], ends: list[
                 for section in sections:
                     assert groups.contains(section.group)
                     assert section.data.column("value").null_count == 0
-                    data, checksum = statefile.encode([section])
+                    data, checksum = state_file.encode([section])
                     file = StateFile(data, "x", checksum, len(data))
                     found.append(file.read(file.sections[0]))
             start = end + 1
     finally:
-        compaction.FILE_BYTES = before
+        chain_merge.FILE_BYTES = before
     expected = applied([section for delta in chain for section in delta])
     assert applied(found) == expected
     # Deltas that come after a snapshot apply to it as they did to the chain.
@@ -234,7 +234,7 @@ _POOLS: list[Any] = []
 
 def peak_of_a_merge(groups: int, rows: int, folder: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Peak memory of merging snapshots by group with a delta, both mapped from disk; and the bytes of the state."""
-    monkeypatch.setattr(compaction, "FILE_BYTES", 1 << 16)
+    monkeypatch.setattr(chain_merge, "FILE_BYTES", 1 << 16)
     text = "x" * 100
 
     def section(group: int, count: int, own: int) -> Section:
@@ -248,7 +248,7 @@ def peak_of_a_merge(groups: int, rows: int, folder: Any, monkeypatch: pytest.Mon
         [section(group, rows, group) for group in range(groups)],
         [section(0, 10, -1)],
     ]):  # fmt: skip
-        data, checksum = statefile.encode(sections)
+        data, checksum = state_file.encode(sections)
         path = folder / f"{groups}-{epoch}.state"
         path.write_bytes(data)
         state += len(data)
@@ -267,7 +267,7 @@ def peak_of_a_merge(groups: int, rows: int, folder: Any, monkeypatch: pytest.Mon
         total = 0
         for _, portion in compact(open_file, handles, KeyGroupRange(0, groups - 1), {}, 0):
             total += sum(made.data.num_rows for made in portion)
-            statefile.encode(portion)
+            state_file.encode(portion)
         assert total == groups * rows
         return pool.max_memory() + tracemalloc.get_traced_memory()[1], state
     finally:

@@ -22,7 +22,7 @@ from cairn.config import CheckpointSettings, Settings
 from cairn.coordinator import control
 from cairn.errors import CairnError, CheckpointFailedError
 from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.health import health_of
 from cairn.view.journal import Event, Journal, SubtaskLoad

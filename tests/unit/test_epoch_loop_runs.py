@@ -15,7 +15,7 @@ from cairn.errors import CairnError, CorruptFileError, EpochFailedError, FencedE
 from cairn.model.manifest import TaskAck
 from cairn.state import store
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs, encode_manifest
+from cairn.storage.manifest_store import ManifestStore, Runs, encode_manifest
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem
 from cairn.testing.harness import LocalCluster
 

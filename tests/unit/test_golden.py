@@ -10,7 +10,7 @@ import pytest
 from tests.golden.make import FOLDER, ROWS, Golden, day, job, wide
 from tests.unit.restoring import restored, shape_of
 
-from cairn.storage.savepoints import verify
+from cairn.storage.savepoint_folder import verify
 from cairn.testing.harness import UID
 
 

@@ -17,7 +17,7 @@ from cairn.cli.checkpoints import open_job
 from cairn.cli.completion import job_names, snapshot_paths, state_names, uids
 from cairn.cli.main import app
 from cairn.errors import InvalidInputError, NotFoundError
-from cairn.storage import hints
+from cairn.storage import running_jobs
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_running_job_is_found_from_anywhere(place: Path) -> None:
     folder = make_job(place / "far", ended="")
     with pytest.raises(NotFoundError):
         open_job(JOB, None)
-    hints.note_running(str(folder))
+    running_jobs.note_running(str(folder))
     assert open_job(JOB, None)[0].root == str(folder)
     assert open_job(JOB[:3], None)[0].root == str(folder)
     with pytest.raises(NotFoundError):
@@ -42,14 +42,14 @@ def test_a_running_job_is_found_from_anywhere(place: Path) -> None:
     assert [job["directory"] for job in listed["jobs"]] == [str(folder)]
     assert "runs elsewhere" in CliRunner().invoke(app, ["list"]).stdout
     assert job_names("h") == [JOB]
-    hints.forget_running(str(folder))
-    assert hints.running_directories() == []
+    running_jobs.forget_running(str(folder))
+    assert running_jobs.running_directories() == []
 
 
 def test_jobs_at_hand_come_first_and_two_of_a_name_are_told_apart(place: Path) -> None:
     far = [make_job(place / name, ended="") for name in ("one", "two")]
     for folder in far:
-        hints.note_running(str(folder))
+        running_jobs.note_running(str(folder))
     with pytest.raises(InvalidInputError, match="give the path") as caught:
         open_job(JOB, None)
     assert str(far[0]) in caught.value.message
@@ -63,35 +63,35 @@ def test_jobs_at_hand_come_first_and_two_of_a_name_are_told_apart(place: Path) -
      '{"directory": "/nope"}', '{"directory": "/etc", "pid": 1}'],
 )  # fmt: skip
 def test_what_a_note_says_is_not_believed(place: Path, text: str) -> None:
-    Path(hints.folder()).mkdir(parents=True)
-    Path(hints.folder(), "x.json").write_text(text)
-    assert hints.running_directories() == []
+    Path(running_jobs.folder()).mkdir(parents=True)
+    Path(running_jobs.folder(), "x.json").write_text(text)
+    assert running_jobs.running_directories() == []
 
 
 def test_notes_of_the_dead_are_removed(place: Path) -> None:
     folder = make_job(place / "far", ended="")
-    hints.note_running(str(folder))
-    (note,) = Path(hints.folder()).iterdir()
+    running_jobs.note_running(str(folder))
+    (note,) = Path(running_jobs.folder()).iterdir()
     assert stat.S_IMODE(note.stat().st_mode) == 0o600
     told = json.loads(note.read_text())
     note.write_text(json.dumps({**told, "pid": 2**22 - 3}))
-    hints.forget_running(str(folder))
+    running_jobs.forget_running(str(folder))
     assert note.exists(), "it is another process's"
-    assert hints.running_directories() == []
+    assert running_jobs.running_directories() == []
     assert not note.exists()
 
 
 def test_notes_can_be_switched_off_and_cost_nothing_where_they_cannot_be_written(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(hints.SWITCH, "0")
-    hints.note_running(str(place))
-    assert not os.path.exists(hints.folder())
-    monkeypatch.setenv(hints.SWITCH, "1")
+    monkeypatch.setenv(running_jobs.SWITCH, "0")
+    running_jobs.note_running(str(place))
+    assert not os.path.exists(running_jobs.folder())
+    monkeypatch.setenv(running_jobs.SWITCH, "1")
     (place / "state").write_text("a file")
-    hints.note_running(str(place))
-    hints.forget_running(str(place))
-    assert hints.running_directories() == []
+    running_jobs.note_running(str(place))
+    running_jobs.forget_running(str(place))
+    assert running_jobs.running_directories() == []
 
 
 # What the shell offers.

@@ -26,11 +26,11 @@ from cairn.coordinator.control import ask
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.errors import CairnError, CorruptFileError, FencedError
 from cairn.state import stores
-from cairn.storage import hints, layout, regular
+from cairn.storage import layout, regular_files, running_jobs
 from cairn.storage.filesystem import LocalFileSystem, sync
-from cairn.storage.manifests import Runs, load_identity
-from cairn.storage.savepoints import mapped, read_savepoint
-from cairn.storage.statefile import StateFile
+from cairn.storage.manifest_store import Runs, load_identity
+from cairn.storage.savepoint_folder import mapped, read_savepoint
+from cairn.storage.state_file import StateFile
 from cairn.view.journal import Journal
 from cairn.view.reading import JobReader
 
@@ -250,10 +250,10 @@ def test_notes_of_running_jobs_that_are_none_are_passed_over(
     root: Path, tmp_path: Path, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(hints.SWITCH, "1")
-    hints.note_running(str(root / "other"))
-    put(Path(hints.folder()) / "aaaa.json", make)
-    assert hints.running_directories() == [str(root / "other")]
+    monkeypatch.setenv(running_jobs.SWITCH, "1")
+    running_jobs.note_running(str(root / "other"))
+    put(Path(running_jobs.folder()) / "aaaa.json", make)
+    assert running_jobs.running_directories() == [str(root / "other")]
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -300,7 +300,7 @@ def test_no_more_events_are_read_than_a_job_can_have_left(root: Path) -> None:
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "grows"
     path.write_bytes(b"0123456789")
-    assert regular.read(str(path), 10) == b"0123456789"
+    assert regular_files.read(str(path), 10) == b"0123456789"
     real = os.fstat
 
     def before_it_grew(descriptor: int) -> os.stat_result:
@@ -310,4 +310,4 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fstat", before_it_grew)
     with pytest.raises(CorruptFileError, match="at most 5 are read"):
-        regular.read(str(path), 5)
+        regular_files.read(str(path), 5)

@@ -17,8 +17,8 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.runtime.snapshots import as_python, find_rows, open_snapshot
 from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
-from cairn.storage.savepoints import read_savepoint
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.savepoint_folder import read_savepoint
 from cairn.testing.harness import UID
 
 ODD = ["my key", "a,b", "order:id", "x(y)", "m<n>", "tick`s", "a, b string", " lead"]

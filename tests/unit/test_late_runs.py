@@ -20,10 +20,10 @@ from cairn.coordinator.parties import JobFacts
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.model.manifest import Manifest
 from cairn.storage import layout
-from cairn.storage.bases import Base, record_base
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.run_bases import Base, record_base
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore, Runs
 
 
 @pytest.fixture

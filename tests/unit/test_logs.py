@@ -12,10 +12,10 @@ import pytest
 from tests.unit.test_layers import modules
 
 from cairn.connectors import retry as _retry  # noqa: F401 - makes its logger
-from cairn.storage import checkpoints
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage import checkpoint_store
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.savepoints import list_savepoints
+from cairn.storage.savepoint_folder import list_savepoints
 
 HOSTILE = "x\x1b[2J\r\n2026-01-01 ERROR cairn: forged\u202e\u200f\x9b31m\u2028line"
 STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e]")
@@ -44,7 +44,7 @@ def test_foreign_text_begins_no_line_of_its_own(log: io.StringIO, tmp_path: Path
 
 
 def test_what_is_harmless_is_logged_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    checkpoints._log.warning("größer als %d: %s", 3, "ж")
+    checkpoint_store._log.warning("größer als %d: %s", 3, "ж")
     (record,) = caplog.records
     assert record.getMessage() == "größer als 3: ж"
     assert record.args == (3, "ж")
@@ -54,7 +54,7 @@ def test_tracebacks_are_indented_and_steer_nothing(log: io.StringIO) -> None:
     try:
         raise ValueError(HOSTILE)
     except ValueError:
-        checkpoints._log.exception("it failed")
+        checkpoint_store._log.exception("it failed")
     first, *others = log.getvalue().rstrip("\n").split("\n")
     assert first == "ERROR cairn.storage: it failed"
     assert others[0] == "  Traceback (most recent call last):"

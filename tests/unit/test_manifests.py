@@ -12,7 +12,7 @@ import xxhash
 from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, NotFoundError
 from cairn.model.manifest import Manifest, OperatorState, SinkCommittable, StateHandle, StateSpec
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import (
+from cairn.storage.manifest_store import (
     IncompleteManifestError,
     ManifestStore,
     Runs,

@@ -18,12 +18,12 @@ from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.state.files import StateFiles
-from cairn.storage import statefile
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage import state_file
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs, load_identity
-from cairn.storage.ownership import Place, StateOwner, Writer
-from cairn.storage.statefile import StateFile
+from cairn.storage.manifest_store import ManifestStore, Runs, load_identity
+from cairn.storage.state_owner import Place, StateOwner, Writer
+from cairn.storage.state_file import StateFile
 
 UID = "tested"
 
@@ -195,7 +195,7 @@ def without_owners(folder: Path) -> Manifest:
         chain = []
         for handle in operator.chain:
             file = StateFiles(files, manifest).open(operator.uid, handle)
-            data, checksum = statefile.encode(file.read(info) for info in file.sections)
+            data, checksum = state_file.encode(file.read(info) for info in file.sections)
             assert checksum == handle.checksum
             (folder / handle.path).write_bytes(data)
             chain.append(msgspec.structs.replace(handle, size=len(data)))
@@ -221,7 +221,7 @@ def test_files_of_earlier_versions_are_read_and_restored(tmp_path: Path) -> None
 
 GROUPS = KeyGroupRange(0, 15)
 OWNER = Writer("job", "i1", "op", 3).owner("shared/op/000000000007-3-9.state", 7, GROUPS)
-DATA, CHECKSUM = statefile.encode([], OWNER)
+DATA, CHECKSUM = state_file.encode([], OWNER)
 HANDLE = StateHandle(7, 0, 15, len(DATA), CHECKSUM, OWNER.path)
 
 
@@ -255,9 +255,9 @@ def test_a_file_with_the_right_contents_is_accepted_whatever_its_record_says() -
 
 
 def test_every_damaged_byte_of_the_record_is_found() -> None:
-    plain, _ = statefile.encode([])
-    end = len(DATA) - (len(plain) - len(statefile.MAGIC))
-    for at in range(len(statefile.MAGIC), end):
+    plain, _ = state_file.encode([])
+    end = len(DATA) - (len(plain) - len(state_file.MAGIC))
+    for at in range(len(state_file.MAGIC), end):
         damaged = bytearray(DATA)
         damaged[at] ^= 1
         if at >= end - 8:  # the sign that there is a record: without it the file is as an earlier version wrote it
@@ -268,7 +268,7 @@ def test_every_damaged_byte_of_the_record_is_found() -> None:
 
 def test_text_of_a_foreign_record_is_shown_escaped_and_cut() -> None:
     evil = msgspec.structs.replace(OWNER, uid="\x1b[31m" + "u" * 5000, incarnation="\n\n", job_id="\u202e", path="\r\n")
-    data, checksum = statefile.encode([], evil)
+    data, checksum = state_file.encode([], evil)
     with pytest.raises(CorruptFileError, match="is in the wrong place") as caught:
         StateFile(data, "it", checksum[::-1], len(data), place())
     assert caught.value.message.isprintable()
@@ -288,7 +288,7 @@ def test_the_start_of_a_job_with_thousands_of_files_finds_the_two_that_changed_p
     for number in range(4000):
         path = f"shared/{UID}/{0:012d}-1-{number + 1000}.state"
         contents = section if number != 3000 else []
-        data, checksum = statefile.encode(contents, writer.owner(path, 0, first.groups))
+        data, checksum = state_file.encode(contents, writer.owner(path, 0, first.groups))
         (tmp_path / path).write_bytes(data)
         chain.append(msgspec.structs.replace(first, path=path, size=len(data), checksum=checksum))
     operator = msgspec.structs.replace(manifest.operators[0], chain=chain)

@@ -18,7 +18,7 @@ from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundErro
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.runtime.snapshots import find_rows, open_snapshot
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.harness import UID
 

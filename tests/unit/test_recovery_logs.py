@@ -28,10 +28,10 @@ from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, 
 from cairn.model.manifest import Manifest, gave_up
 from cairn.runtime.snapshots import open_snapshot
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs, create_identity
-from cairn.storage.savepoints import read_savepoint, verify
+from cairn.storage.manifest_store import ManifestStore, Runs, create_identity
+from cairn.storage.savepoint_folder import read_savepoint, verify
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 HEAD = "v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})

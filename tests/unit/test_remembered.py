@@ -23,9 +23,9 @@ from cairn.config import OPTIONS, CheckpointSettings, RememberedOption, Settings
 from cairn.config.remembered import REMEMBERED, recalled, value_of
 from cairn.errors import InvalidInputError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, create_identity
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, create_identity
 
 RETAINED = "execution.checkpointing.num-retained"
 INTERVAL = "execution.checkpointing.interval"

@@ -14,9 +14,9 @@ from cairn.api.sources import copy_source, positions_of
 from cairn.errors import CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_key
-from cairn.storage import statefile
+from cairn.storage import state_file
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore, Runs
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 
 def inlined_manifest(epoch: int) -> Manifest:
     """Two epochs of inlined state: the bytes of the first lie in its own manifest."""
-    data, checksum = statefile.encode([])
+    data, checksum = state_file.encode([])
     handles = [StateHandle(e, 0, 15, len(data), checksum) for e in range(epoch + 1)]
     operator = OperatorState("op", "Op", 1, "key string", [], handles)
     return Manifest(

@@ -27,10 +27,10 @@ from cairn.coordinator.retained import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
 from cairn.runtime.snapshots import open_snapshot, retained
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import Runs, load_identity
-from cairn.storage.savepoints import encode_savepoint, read_savepoint, verify
+from cairn.storage.manifest_store import Runs, load_identity
+from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint, verify
 from cairn.testing.harness import UID
 
 

@@ -24,8 +24,8 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.model.keygroups import key_group
 from cairn.runtime.snapshots import as_python, find_rows, open_snapshot
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
-from cairn.storage.savepoints import verify
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.savepoint_folder import verify
 from cairn.testing.harness import UID, KeyedProcessHarness
 
 ROWS = [(f"k{n % 23}", n) for n in range(120)]

@@ -20,7 +20,7 @@ from cairn.errors import CheckpointFailedError, StorageError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest
 from cairn.storage.cleanup import plan_garbage
-from cairn.storage.manifests import Runs
+from cairn.storage.manifest_store import Runs
 from cairn.view import documents
 
 

@@ -34,8 +34,8 @@ from cairn.model.manifest import Manifest
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import find_rows, open_snapshot
-from cairn.storage import savepoints
-from cairn.storage.checkpoints import decode_checkpoint, encode_checkpoint
+from cairn.storage import savepoint_folder
+from cairn.storage.checkpoint_store import decode_checkpoint, encode_checkpoint
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate
 
 REFUSED = (CorruptFileError, IncompatibleStateError, NotFoundError)
@@ -69,15 +69,15 @@ def test_every_cut_and_every_flipped_bit_of_the_metadata_is_refused(original: st
     data = Path(original, "_metadata").read_bytes()
     for size in range(len(data)):
         with pytest.raises(REFUSED):
-            savepoints.decode_savepoint(data[:size], "x")
+            savepoint_folder.decode_savepoint(data[:size], "x")
     for offset in range(len(data)):
         for bit in (0, 7):
             changed = bytearray(data)
             changed[offset] ^= 1 << bit
             with pytest.raises(REFUSED):
-                savepoints.decode_savepoint(bytes(changed), "x")
+                savepoint_folder.decode_savepoint(bytes(changed), "x")
     with pytest.raises(CorruptFileError):
-        savepoints.decode_savepoint(data + b"\0", "x")
+        savepoint_folder.decode_savepoint(data + b"\0", "x")
 
 
 def test_flipped_bits_and_cuts_of_tables_are_found_by_every_reader(copy: str, original: str, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_flipped_bits_and_cuts_of_tables_are_found_by_every_reader(copy: str, or
             flip_bit(part, rng.randrange(len(whole)), rng.randrange(8))
         with pytest.raises(CorruptFileError, match="damaged"):
             load(copy, tmp_path / "o")
-        assert [problem.path for problem in savepoints.verify(copy)] == [str(part.relative_to(copy))]
+        assert [problem.path for problem in savepoint_folder.verify(copy)] == [str(part.relative_to(copy))]
         with pytest.raises(CorruptFileError):
             everything(copy)
         part.write_bytes(whole)
@@ -103,10 +103,10 @@ def test_flipped_bits_and_cuts_of_tables_are_found_by_every_reader(copy: str, or
 @given(st.binary(max_size=400))
 def test_no_bytes_are_taken_for_metadata(data: bytes) -> None:
     with pytest.raises(REFUSED):
-        savepoints.decode_savepoint(data, "x")
+        savepoint_folder.decode_savepoint(data, "x")
     body = b"CAIRNSV1" + xxhash.xxh3_64_digest(data) + len(data).to_bytes(4, "little") + data
     with pytest.raises(REFUSED):
-        savepoints.decode_savepoint(body, "x")
+        savepoint_folder.decode_savepoint(body, "x")
 
 
 def test_foreign_and_newer_formats_are_named(copy: str) -> None:
@@ -120,7 +120,7 @@ def test_foreign_and_newer_formats_are_named(copy: str) -> None:
         Path(copy, "_metadata").write_bytes(changed)
         with pytest.raises(REFUSED, match=words):
             open_snapshot(copy)
-    metadata = savepoints.decode_savepoint(data, "x")
+    metadata = savepoint_folder.decode_savepoint(data, "x")
     vouch(copy, msgspec.structs.replace(metadata, requires=["time-travel"]))
     with pytest.raises(IncompatibleStateError, match="needs features that this cairn does not have: time-travel"):
         open_snapshot(copy)
@@ -141,7 +141,7 @@ def test_paths_that_are_not_on_the_allow_list_are_refused(copy: str, path: str) 
 
     refused(copy, redirect, "is no path of a file")
     source = msgspec.structs.replace(savepoints_of(copy), sources=[SourceFile(path, 1, "0")])
-    Path(copy, "_metadata").write_bytes(savepoints.encode_savepoint(source))
+    Path(copy, "_metadata").write_bytes(savepoint_folder.encode_savepoint(source))
     with pytest.raises(CorruptFileError, match="is no path"):
         open_snapshot(copy)
 
@@ -160,7 +160,7 @@ def refused(
         everything(copy)
     if also_dispose:
         with pytest.raises(CairnError):
-            savepoints.dispose(copy)
+            savepoint_folder.dispose(copy)
     Path(copy, "_metadata").write_bytes(before)
 
 
@@ -271,7 +271,7 @@ def test_links_and_odd_files_are_refused(copy: str, tmp_path: Path) -> None:
     folder.symlink_to(moved)
     with pytest.raises(CorruptFileError, match="symbolic link"):
         everything(copy)
-    savepoints.dispose(copy)
+    savepoint_folder.dispose(copy)
     assert part.name in os.listdir(moved), "what lies outside is not deleted"
     Path(copy).mkdir(exist_ok=True)
     Path(copy, "_metadata").symlink_to("/dev/zero")
@@ -289,7 +289,7 @@ def test_absurd_sizes_are_refused_before_anything_is_read(copy: str, tmp_path: P
 def test_a_text_that_hides_its_size_behind_a_dictionary_is_refused(copy: str, tmp_path: Path) -> None:
     rewrite(copy, "by page", lambda table: table)
     everything(copy)
-    metadata = savepoints.read_savepoint(copy)
+    metadata = savepoint_folder.read_savepoint(copy)
     table = metadata.operators[0].table("by page")
     assert table is not None
     full = os.path.join(copy, table.files[0].path)
@@ -302,7 +302,7 @@ def test_a_text_that_hides_its_size_behind_a_dictionary_is_refused(copy: str, tm
 
 
 def test_a_file_that_is_no_parquet_is_refused(copy: str, tmp_path: Path) -> None:
-    metadata = savepoints.read_savepoint(copy)
+    metadata = savepoint_folder.read_savepoint(copy)
     files = metadata.operators[0].tables[0].files
     for data in (b"", b"PAR1" * 40, b"\x80\x05" + b"x" * 100):
         Path(copy, files[0].path).write_bytes(data)
@@ -313,31 +313,31 @@ def test_a_file_that_is_no_parquet_is_refused(copy: str, tmp_path: Path) -> None
 
 
 def test_a_crash_at_any_step_leaves_no_savepoint_or_a_whole_one(original: str, tmp_path: Path) -> None:
-    metadata = savepoints.read_savepoint(original)
+    metadata = savepoint_folder.read_savepoint(original)
     for call in range(1, 12):
         for after in (False, True):
             target = tmp_path / f"t{call}{after}"
-            begun = savepoints.SavepointFolder.begin(str(target))
-            for file in savepoints.named_files(metadata):
+            begun = savepoint_folder.SavepointFolder.begin(str(target))
+            for file in savepoint_folder.named_files(metadata):
                 full = Path(begun.path, file.path)
                 full.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(Path(original, file.path), full)
             plan = FaultPlan([Fault("crash", call=call, after=after)])
             faulty = FaultyFileSystem(begun._target, plan)
             try:
-                path = savepoints.SavepointFolder(faulty, begun.token).complete(metadata)
-                assert savepoints.verify(path) == []
+                path = savepoint_folder.SavepointFolder(faulty, begun.token).complete(metadata)
+                assert savepoint_folder.verify(path) == []
             except (Crash, StorageError):
-                for found, _ in savepoints.list_savepoints(str(target)):
-                    assert savepoints.verify(found) == []
+                for found, _ in savepoint_folder.list_savepoints(str(target)):
+                    assert savepoint_folder.verify(found) == []
                 visible = [name for name in os.listdir(target) if not name.startswith(".")]
-                assert all(savepoints.is_savepoint(str(target / name)) for name in visible)
+                assert all(savepoint_folder.is_savepoint(str(target / name)) for name in visible)
 
 
 def test_rows_decode_to_what_was_written_or_not_at_all(copy: str) -> None:
     """A Parquet file whose pages were damaged and vouched for again gives an error or rows, never a crash."""
     rng = random.Random(9)
-    metadata = savepoints.read_savepoint(copy)
+    metadata = savepoint_folder.read_savepoint(copy)
     files = metadata.operators[0].tables[0].files
     full = Path(copy, files[0].path)
     whole = full.read_bytes()

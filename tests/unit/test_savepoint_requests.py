@@ -15,8 +15,8 @@ from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import InvalidInputError
 from cairn.model.savepoint import SavepointMetadata
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import create_identity
-from cairn.storage.savepoints import SavepointFolder, read_savepoint
+from cairn.storage.manifest_store import create_identity
+from cairn.storage.savepoint_folder import SavepointFolder, read_savepoint
 
 
 def writer(folder: Path, job_id: str) -> SparkSavepoints:

@@ -34,12 +34,12 @@ from cairn.runtime.savepoint import (
 )
 from cairn.runtime.snapshots import find_rows, first_rows, open_snapshot
 from cairn.state.typed import table_schema, to_section, to_table
-from cairn.storage import savepoints, tables
-from cairn.storage.compaction import groups_of, write_snapshot
+from cairn.storage import savepoint_folder, savepoint_parquet
+from cairn.storage.chain_merge import groups_of, write_snapshot
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import create_identity
-from cairn.storage.savepoints import SavepointFolder
-from cairn.storage.statefile import StateFile
+from cairn.storage.manifest_store import create_identity
+from cairn.storage.savepoint_folder import SavepointFolder
+from cairn.storage.state_file import StateFile
 
 KEYS = parse_columns("user string, shop int")
 SPECS = [
@@ -135,7 +135,7 @@ def sorted_rows(table: pa.Table) -> list[Any]:
 
 
 def test_a_savepoint_holds_every_state_as_a_table(savepoint: str) -> None:
-    metadata = savepoints.read_savepoint(savepoint)
+    metadata = savepoint_folder.read_savepoint(savepoint)
     assert os.path.basename(savepoint).startswith("savepoint-job-")
     assert [table.spec for table in metadata.operators[0].tables] == SPECS
     for spec in SPECS[:-1]:
@@ -149,15 +149,15 @@ def test_a_savepoint_holds_every_state_as_a_table(savepoint: str) -> None:
         for row in found.slice(0, 20).to_pylist():
             assert row["key_group"] == key_group([row["user"], row["shop"]], ["string", "int"], 16)
     assert metadata.operators[0].table("empty").files == []  # type: ignore[union-attr]
-    assert savepoints.verify(savepoint) == []
+    assert savepoint_folder.verify(savepoint) == []
 
 
 def test_rows_lie_in_order_and_row_groups_follow_key_groups(
     tmp_path: Path, job: OperatorState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 40)
+    monkeypatch.setattr(savepoint_parquet, "ROW_GROUP_ROWS", 40)
     path = make_savepoint(tmp_path / "job", job, tmp_path / "sp", pieces=1)
-    (file,) = savepoints.read_savepoint(path).operators[0].table("total").files  # type: ignore[union-attr]
+    (file,) = savepoint_folder.read_savepoint(path).operators[0].table("total").files  # type: ignore[union-attr]
     parquet = pq.ParquetFile(os.path.join(path, file.path))
     seen = []
     for at in range(parquet.num_row_groups):
@@ -172,10 +172,10 @@ def test_rows_lie_in_order_and_row_groups_follow_key_groups(
 
 
 def test_parts_are_cut_at_their_size(tmp_path: Path, job: OperatorState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 10)
-    monkeypatch.setattr(tables, "PART_BYTES", 2000)
+    monkeypatch.setattr(savepoint_parquet, "ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(savepoint_parquet, "PART_BYTES", 2000)
     path = make_savepoint(tmp_path / "job", job, tmp_path / "sp", pieces=1)
-    table = savepoints.read_savepoint(path).operators[0].table("total")
+    table = savepoint_folder.read_savepoint(path).operators[0].table("total")
     assert table is not None
     assert len(table.files) > 2
     assert table.rows == 300
@@ -184,7 +184,7 @@ def test_parts_are_cut_at_their_size(tmp_path: Path, job: OperatorState, monkeyp
 
 
 def load(path: str, job: Path, ranges: Any = ((0, 6), (7, 15)), specs: Any = None, **more: Any) -> list[StateHandle]:
-    metadata = savepoints.read_savepoint(path)
+    metadata = savepoint_folder.read_savepoint(path)
     operator = metadata.operators[0]
     create_identity(LocalFileSystem(str(job)), "other", "other", metadata.max_parallelism)
     made = []
@@ -211,7 +211,7 @@ def rows_in(handles: list[StateHandle], job: Path, state: str, specs: Any = SPEC
 def test_a_savepoint_loads_into_another_job_at_other_ranges(
     tmp_path: Path, savepoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.storage.compaction.FILE_BYTES", 4000)
+    monkeypatch.setattr("cairn.storage.chain_merge.FILE_BYTES", 4000)
     handles = load(savepoint, tmp_path / "other")
     assert len(handles) > 2
     assert all(handle.snapshot and handle.epoch == 9 for handle in handles)
@@ -244,7 +244,7 @@ def test_a_savepoint_can_be_copied_and_the_original_deleted(tmp_path: Path, save
     shutil.copytree(savepoint, moved)
     wanted = sorted_rows(read_back(savepoint, "visits"))
     shutil.rmtree(savepoint)
-    assert savepoints.verify(moved) == []
+    assert savepoint_folder.verify(moved) == []
     assert rows_in(load(moved, tmp_path / "o"), tmp_path / "o", "visits") == wanted
 
 
@@ -258,7 +258,7 @@ def test_rows_under_a_wrong_key_group_are_refused_with_their_number(tmp_path: Pa
 
 def rewrite(path: str, state: str, change: Any) -> str:
     """A savepoint whose files of one state were changed by hand, with metadata that vouches for them."""
-    metadata = savepoints.read_savepoint(path)
+    metadata = savepoint_folder.read_savepoint(path)
     operator = metadata.operators[0]
     made = []
     for table in operator.tables:
@@ -279,7 +279,7 @@ def rewrite(path: str, state: str, change: Any) -> str:
 
 
 def vouch(path: str, metadata: SavepointMetadata) -> None:
-    Path(path, "_metadata").write_bytes(savepoints.encode_savepoint(metadata))
+    Path(path, "_metadata").write_bytes(savepoint_folder.encode_savepoint(metadata))
 
 
 def test_tables_with_other_columns_rows_or_statistics_are_refused(tmp_path: Path, savepoint: str) -> None:
@@ -301,7 +301,7 @@ def test_tables_with_other_columns_rows_or_statistics_are_refused(tmp_path: Path
     )
     shutil.rmtree(copy)
     shutil.copytree(savepoint, copy)
-    metadata = savepoints.read_savepoint(copy)
+    metadata = savepoint_folder.read_savepoint(copy)
     lying = msgspec.json.decode(msgspec.json.encode(metadata), type=SavepointMetadata)
     file = lying.operators[0].tables[0].files[0]
     lying.operators[0].tables[0].files[0] = msgspec.structs.replace(file, rows=file.rows + 1)
@@ -313,9 +313,9 @@ def test_tables_with_other_columns_rows_or_statistics_are_refused(tmp_path: Path
 def test_a_savepoint_in_progress_is_none(tmp_path: Path, job: OperatorState) -> None:
     progress = SavepointFolder.begin(str(tmp_path / "sp"), "abc")
     write_tables(TableWork(str(tmp_path / "job"), msgspec.msgpack.encode(job), 0, 15, 0, progress.path))
-    assert savepoints.list_savepoints(str(tmp_path / "sp")) == []
+    assert savepoint_folder.list_savepoints(str(tmp_path / "sp")) == []
     with pytest.raises(NotFoundError, match="never completed"):
-        savepoints.read_savepoint(progress.path)
+        savepoint_folder.read_savepoint(progress.path)
     with pytest.raises(InvalidInputError, match="token abc"):
         SavepointFolder.begin(str(tmp_path / "sp"), "abc")
     progress.abort()
@@ -335,15 +335,15 @@ def test_leftovers_go_after_a_day_and_not_before(tmp_path: Path) -> None:
 
 def test_completing_wants_every_file_and_a_free_name(tmp_path: Path, job: OperatorState) -> None:
     path = make_savepoint(tmp_path / "job", job, tmp_path / "sp")
-    metadata = savepoints.read_savepoint(path)
+    metadata = savepoint_folder.read_savepoint(path)
     progress = SavepointFolder.begin(str(tmp_path / "sp"))
     with pytest.raises(Exception, match="is missing or has another size"):
         progress.complete(metadata)
     empty = msgspec.structs.replace(metadata, operators=[])
     with pytest.raises(InvalidInputError, match="exists already; a savepoint overwrites nothing"):
         progress.complete(empty, os.path.basename(path))
-    assert savepoints.verify(path) == []
-    assert len(savepoints.list_savepoints(str(tmp_path / "sp"))) == 1
+    assert savepoint_folder.verify(path) == []
+    assert len(savepoint_folder.list_savepoints(str(tmp_path / "sp"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_one_key_of_any_type_is_found(tmp_path: Path, ddl: str, value: Any) -> N
 
 
 def test_a_type_that_is_not_known_is_named(savepoint: str) -> None:
-    operator = savepoints.read_savepoint(savepoint).operators[0]
+    operator = savepoint_folder.read_savepoint(savepoint).operators[0]
     table = operator.tables[0]
     odd = msgspec.structs.replace(table, spec=msgspec.structs.replace(table.spec, value_type="uint128"))
     with pytest.raises(Exception, match="uint128"):

@@ -12,8 +12,8 @@ import pytest
 from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import Storage
-from cairn.storage import statefile
-from cairn.storage.statefile import ARROW_STORAGE, Section, StateFile, rows_of, sorted_table
+from cairn.storage import state_file
+from cairn.storage.state_file import ARROW_STORAGE, Section, StateFile, rows_of, sorted_table
 from cairn.testing.faults import truncate
 
 
@@ -48,7 +48,7 @@ SECTIONS = [
         ),
     ),
 ]
-DATA, CHECKSUM = statefile.encode(SECTIONS)
+DATA, CHECKSUM = state_file.encode(SECTIONS)
 
 
 def opened(data: bytes, size: int | None = None) -> StateFile:
@@ -69,11 +69,11 @@ def test_round_trip() -> None:
 
 
 def test_the_same_content_gives_the_same_bytes() -> None:
-    assert statefile.encode(SECTIONS) == (DATA, CHECKSUM)
+    assert state_file.encode(SECTIONS) == (DATA, CHECKSUM)
 
 
 def test_an_empty_file() -> None:
-    data, checksum = statefile.encode([])
+    data, checksum = state_file.encode([])
     assert StateFile(data, "it", checksum, len(data)).sections == []
 
 
@@ -116,7 +116,7 @@ def test_every_flipped_bit_is_seen_or_harmless() -> None:
 
 
 def test_another_file_in_its_place_is_seen() -> None:
-    other, _ = statefile.encode([*SECTIONS[:3], value_section("int", Storage.INT, {key(5, b"b"): 2})])
+    other, _ = state_file.encode([*SECTIONS[:3], value_section("int", Storage.INT, {key(5, b"b"): 2})])
     with pytest.raises(CorruptFileError):
         StateFile(other, "it", CHECKSUM, len(other))
 
@@ -142,7 +142,7 @@ def test_a_lying_footer_is_bounded() -> None:
     infos = [msgspec.structs.replace(info, offset=10**12, length=10**12) for info in opened(DATA).sections]
     footer = msgspec.msgpack.encode(infos)
     digest = xxhash.xxh3_64(footer)
-    data = statefile.MAGIC + footer + len(footer).to_bytes(4, "little") + digest.digest() + statefile.END
+    data = state_file.MAGIC + footer + len(footer).to_bytes(4, "little") + digest.digest() + state_file.END
     file = StateFile(data, "it", digest.hexdigest(), len(data))
     with pytest.raises(CorruptFileError):
         contents(file)
@@ -158,10 +158,10 @@ def test_the_order_of_keys_is_that_of_their_bytes(seed: int) -> None:
     made = {start + bytes(rng.choices(alphabet, k=rng.randrange(longest + 1))) for _ in range(count)}
     keys = rng.sample(sorted(made), len(made))
     array = pa.array([b"before", *keys, b"after"], pa.binary())[1:-1]
-    assert array.take(statefile.key_order(array)).to_pylist() == sorted(keys)
+    assert array.take(state_file.key_order(array)).to_pylist() == sorted(keys)
 
 
 def test_the_order_of_keys_with_repetitions_and_of_none() -> None:
     keys = [b"same key", b"same key", b"other"] * 100
-    assert pa.array(keys).take(statefile.key_order(pa.array(keys))).to_pylist() == sorted(keys)
-    assert len(statefile.key_order(pa.array([], pa.binary()))) == 0
+    assert pa.array(keys).take(state_file.key_order(pa.array(keys))).to_pylist() == sorted(keys)
+    assert len(state_file.key_order(pa.array([], pa.binary()))) == 0

@@ -16,12 +16,12 @@ from cairn.coordinator import compaction as compaction_module
 from cairn.errors import CorruptFileError, StorageError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.state import store
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
-from cairn.storage.probe import broken_promise, check_promises
-from cairn.storage.retry import Patience, RetryingFileSystem
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.promise_check import broken_promise, check_promises
+from cairn.storage.retrying import Patience, RetryingFileSystem
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem
 from cairn.testing.harness import KeyedProcessHarness
 from cairn.testing.powerloss import UnsyncedDisk

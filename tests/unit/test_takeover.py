@@ -19,10 +19,10 @@ from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import CairnError, EpochFailedError, FencedError
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import Runs
-from cairn.storage.savepoints import SavepointFolder
+from cairn.storage.manifest_store import Runs
+from cairn.storage.savepoint_folder import SavepointFolder
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 SOURCE_LOG = "Multiple streaming queries are concurrently using file:/jobs/j/spark/sources/0.\n=== Streaming Query ==="

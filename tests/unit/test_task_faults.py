@@ -18,10 +18,10 @@ from cairn.api.recovery import recover
 from cairn.config import Settings
 from cairn.errors import CairnError, InvalidInputError, UserFunctionError
 from cairn.state import store
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 from cairn.testing.cluster import LocalCluster
 from cairn.testing.harness import KeyedProcessHarness
 

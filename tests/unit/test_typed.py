@@ -22,7 +22,7 @@ from cairn.state import codec
 from cairn.state.columns import arrow_type, is_pickled
 from cairn.state.hashing import key_groups
 from cairn.state.typed import table_schema, to_section, to_table
-from cairn.storage.statefile import ARROW_STORAGE, Section, sorted_table
+from cairn.storage.state_file import ARROW_STORAGE, Section, sorted_table
 
 UTC = dt.UTC
 SAMPLES: dict[str, list[Any]] = {

@@ -17,7 +17,7 @@ from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import TaskMetrics
 from cairn.runtime.snapshots import open_snapshot
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore, Totals
+from cairn.storage.checkpoint_store import CheckpointStore, Totals
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import documents, state
 from cairn.view.health import health_of

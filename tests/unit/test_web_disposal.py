@@ -15,7 +15,7 @@ from tests.unit.test_web_rest import BEARER, client_of
 from tests.unit.webjob import JOB, make_job
 
 from cairn.storage import layout
-from cairn.storage.savepoints import read_savepoint
+from cairn.storage.savepoint_folder import read_savepoint
 
 PATH = "/api/v1/savepoint-disposal"
 

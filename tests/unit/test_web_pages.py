@@ -20,7 +20,7 @@ from tests.unit.webjob import JOB, START, UID, info, make_job
 from cairn.config import WebSettings
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.ddl import parse_type
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import words
 from cairn.view.reading import JobReader

@@ -23,9 +23,9 @@ from cairn.model.checkpoint import (
 from cairn.model.descriptors import MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import RunRecord
+from cairn.storage.manifest_store import RunRecord
 from cairn.view.journal import Chunk, EpochStats, Journal, SubtaskLoad
 
 JOB = "harness"

@@ -10,8 +10,8 @@ from cairn.coordinator.offsets import MAX_ENTRY
 from cairn.errors import CorruptFileError, IncompatibleStateError
 from cairn.model.checkpoint import CheckpointStatus
 from cairn.model.manifest import Manifest
-from cairn.storage import layout, regular
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage import layout, regular_files
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.words import shell_word
 
@@ -107,7 +107,7 @@ def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
         )
     if manifest is not None:
         entry = os.path.join(files.root, folder, "offsets", str(newest))
-        positions = regular.read(entry, MAX_ENTRY).decode(errors="replace")
+        positions = regular_files.read(entry, MAX_ENTRY).decode(errors="replace")
         if positions != manifest.offsets:
             raise CorruptFileError(
                 f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/{folder} "

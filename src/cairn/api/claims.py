@@ -17,10 +17,10 @@ from cairn.api.snapshots import Snapshot
 from cairn.errors import CairnError, CorruptFileError, InvalidInputError, NotFoundError
 from cairn.logs import get_logger
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
-from cairn.storage.manifests import IncompleteManifestError, JobIdentity, ManifestStore, load_identity
-from cairn.storage.savepoints import dispose
+from cairn.storage.manifest_store import IncompleteManifestError, JobIdentity, ManifestStore, load_identity
+from cairn.storage.savepoint_folder import dispose
 
 _log = get_logger("cairn.checkpoint")
 

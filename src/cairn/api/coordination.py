@@ -25,7 +25,7 @@ from cairn.coordinator.statistics import Insight
 from cairn.errors import CheckpointFailedError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.functions import CheckpointListener
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 
 

@@ -70,11 +70,11 @@ from cairn.model.pyflink import PyFlinkNames
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore, held
+from cairn.storage.checkpoint_store import CheckpointStore, held
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
-from cairn.storage.manifests import Runs, load_identity
-from cairn.storage.probe import check_promises
-from cairn.storage.retry import RetryingFileSystem
+from cairn.storage.manifest_store import Runs, load_identity
+from cairn.storage.promise_check import check_promises
+from cairn.storage.retrying import RetryingFileSystem
 
 _log = get_logger("cairn.api")
 CONFIG_VARIABLE = "CAIRN_CONFIG"

@@ -20,7 +20,7 @@ from cairn.errors import (
 )
 from cairn.model.checkpoint import Checkpoint
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
 from cairn.view.words import shell_word
 

@@ -35,7 +35,7 @@ from cairn.runtime.savepoint import WrittenPart
 from cairn.runtime.snapshots import FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
 from cairn.state.typed import table_schema, to_section, to_table
 from cairn.storage.filesystem import as_url, open_filesystem
-from cairn.storage.tables import TableWriter
+from cairn.storage.savepoint_parquet import TableWriter
 
 _PIECES = 4
 """Tasks for each core: short ones, so that one that is slow does not keep the others waiting."""

@@ -16,7 +16,7 @@ from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.errors import CairnError
 from cairn.logs import get_logger
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.words import shell_word
 

@@ -40,10 +40,10 @@ from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.pyflink import PyFlinkNames
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.hints import forget_running, note_running
-from cairn.storage.manifests import Runs
+from cairn.storage.running_jobs import forget_running, note_running
+from cairn.storage.manifest_store import Runs
 from cairn.view.notebook import Checkpoints, job_html
 from cairn.view.reading import JobReader
 from cairn.view.records import JobView

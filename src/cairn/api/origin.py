@@ -16,8 +16,8 @@ from cairn.api.snapshots import Snapshot
 from cairn.model.savepoint import SavepointMetadata
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
-from cairn.storage.manifests import load_identity
-from cairn.storage.savepoints import encode_savepoint
+from cairn.storage.manifest_store import load_identity
+from cairn.storage.savepoint_folder import encode_savepoint
 
 
 def note_taken(files: FileSystem, metadata: SavepointMetadata) -> None:

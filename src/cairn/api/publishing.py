@@ -16,7 +16,7 @@ from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import RunRecord, Runs
+from cairn.storage.manifest_store import RunRecord, Runs
 from cairn.view.journal import Address, EpochRecorder, Journal
 from cairn.view.lives import next_life
 from cairn.view.reading import JobReader, alive

@@ -56,7 +56,7 @@ from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.history import open_history
-from cairn.storage.manifests import (
+from cairn.storage.manifest_store import (
     IncompleteManifestError,
     JobIdentity,
     ManifestStore,

@@ -8,9 +8,9 @@ from cairn.config import CheckpointSettings, Settings
 from cairn.config.remembered import overrides, recalled, taken_over
 from cairn.logs import get_logger
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import Runs, load_identity
+from cairn.storage.manifest_store import Runs, load_identity
 
 _log = get_logger("cairn.job")
 

@@ -33,12 +33,12 @@ from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.state.files import StateFiles
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
-from cairn.storage.manifests import ManifestStore, RunRecord, Runs
-from cairn.storage.ownership import Writer
-from cairn.storage.savepoints import verify
-from cairn.storage.statefile import handed_over
+from cairn.storage.manifest_store import ManifestStore, RunRecord, Runs
+from cairn.storage.state_owner import Writer
+from cairn.storage.savepoint_folder import verify
+from cairn.storage.state_file import handed_over
 
 _log = get_logger("cairn.checkpoint")
 _MANY_FILES = 256

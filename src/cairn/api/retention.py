@@ -7,9 +7,9 @@ import os
 from cairn.errors import CairnError, CorruptFileError, FencedError, IncompatibleStateError, StorageError
 from cairn.logs import get_logger
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifests import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore, Runs
 
 _log = get_logger("cairn.job")
 

@@ -51,7 +51,7 @@ from cairn.state.codec import KeyCodec
 from cairn.state.typed import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.savepoints import SavepointFolder, mapped
+from cairn.storage.savepoint_folder import SavepointFolder, mapped
 from cairn.view.notebook import escape, table
 
 _PIECES = 4

@@ -30,10 +30,10 @@ from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
-from cairn.storage import layout, regular
+from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
-from cairn.storage.manifests import load_identity
-from cairn.storage.savepoints import SavepointFolder, dispose, named_files, read_savepoint
+from cairn.storage.manifest_store import load_identity
+from cairn.storage.savepoint_folder import SavepointFolder, dispose, named_files, read_savepoint
 
 _log = get_logger("cairn.api")
 
@@ -195,7 +195,7 @@ class SparkSavepoints:
         for place, _, names in os.walk(root):
             for name in sorted(names):
                 full = os.path.join(place, name)
-                data = regular.read(full, MAX_LOG)
+                data = regular_files.read(full, MAX_LOG)
                 sync(full)
                 relative = os.path.relpath(full, target).replace(os.sep, "/")
                 found.append(SourceFile(relative, len(data), xxhash.xxh3_64_hexdigest(data)))

@@ -25,7 +25,7 @@ import xxhash
 from cairn.connectors.base import BaseSink as BaseSink
 from cairn.connectors.staging import durable_parts
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
-from cairn.storage import layout, regular
+from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
 _FORMATS = ("parquet", "json", "csv")
@@ -162,7 +162,7 @@ class FileSink(BaseSink):
         """Size and checksum of a file."""
         digest = xxhash.xxh3_64()
         size = 0
-        with open(regular.open_file(os.path.join(self.path, *path.split("/"))), "rb") as file:
+        with open(regular_files.open_file(os.path.join(self.path, *path.split("/"))), "rb") as file:
             while portion := file.read(_PORTION):
                 digest.update(portion)
                 size += len(portion)

@@ -13,9 +13,9 @@ from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint import SavepointMetadata
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.savepoints import read_savepoint
+from cairn.storage.savepoint_folder import read_savepoint
 
 
 @dataclass(frozen=True, slots=True)

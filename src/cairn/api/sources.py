@@ -25,7 +25,7 @@ import msgspec
 from cairn.api.sparklogs import MAX_LOG, read_text, sealed
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
 from cairn.model.limits import read_positions
-from cairn.storage import layout, regular
+from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import sync
 
 COMPACT_INTERVAL = 10
@@ -440,7 +440,7 @@ def build_spark_folder(
     for place, _, names in os.walk(os.path.join(folder, layout.SOURCES)):
         for name in names:  # so that the next start can tell whether they are as they were written
             with open(os.path.join(place, f".{name}.crc"), "xb") as file:
-                file.write(sealed(regular.read(os.path.join(place, name), MAX_LOG)))
+                file.write(sealed(regular_files.read(os.path.join(place, name), MAX_LOG)))
     for place, _, names in os.walk(folder):
         for name in names:
             sync(os.path.join(place, name))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from cairn.errors import CorruptFileError
 from cairn.logs import get_logger
 from cairn.model.manifest import NO_WATERMARK
-from cairn.storage import layout, regular
+from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.words import shell_word
 
@@ -33,9 +33,9 @@ _ENTRY = re.compile(r"\d+(\.compact)?")
 
 def read_log(path: str) -> bytes:
     """The bytes of a log file, compared with the checksums beside it, if there are any that can be used."""
-    data = regular.read(path, MAX_LOG)
+    data = regular_files.read(path, MAX_LOG)
     try:
-        told = regular.read(_checksums(path), MAX_LOG)
+        told = regular_files.read(_checksums(path), MAX_LOG)
     except FileNotFoundError:
         return data
     chunk = int.from_bytes(told[4:8], "big")

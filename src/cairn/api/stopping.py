@@ -22,7 +22,7 @@ from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.savepoints import read_savepoint
+from cairn.storage.savepoint_folder import read_savepoint
 
 _log = get_logger("cairn.job")
 

@@ -22,10 +22,10 @@ from cairn.coordinator.control import ask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.hints import running_directories
-from cairn.storage.manifests import JobIdentity, Runs, load_identity
+from cairn.storage.running_jobs import running_directories
+from cairn.storage.manifest_store import JobIdentity, Runs, load_identity
 from cairn.text import one_line
 from cairn.view import words
 

@@ -28,7 +28,7 @@ def _never_raises(offer: Callable[..., Iterable[str]]) -> Callable[..., list[str
 
 def _job_folders() -> list[str]:
     """Folders of the jobs in the default directory, and of those that run elsewhere."""
-    from cairn.storage.hints import running_directories
+    from cairn.storage.running_jobs import running_directories
 
     found = []
     if os.path.isdir(DEFAULT_DIRECTORY):
@@ -68,9 +68,9 @@ def _checkpoints(job: str) -> list[str]:
 
 def _savepoints(job: str) -> list[str]:
     from cairn.model.checkpoint import CheckpointType
-    from cairn.storage.checkpoints import CheckpointStore
+    from cairn.storage.checkpoint_store import CheckpointStore
     from cairn.storage.filesystem import LocalFileSystem
-    from cairn.storage.savepoints import savepoint_there
+    from cairn.storage.savepoint_folder import savepoint_there
 
     history = CheckpointStore(LocalFileSystem(os.path.abspath(job))).history()
     return [i.path for i in history if i.type is CheckpointType.SAVEPOINT and i.path and savepoint_there(i)]

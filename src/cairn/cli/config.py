@@ -8,7 +8,7 @@ from cairn.cli.checkpoints import open_job
 from cairn.cli.output import ExitCode, Output
 from cairn.config import OPTIONS, Settings
 from cairn.config.remembered import REMEMBERED, recalled, shown, value_of
-from cairn.storage.manifests import Runs
+from cairn.storage.manifest_store import Runs
 
 _ORIGINS = {"-D": "-D", "config": "config in the code", "code": "a call in the code"}
 

@@ -26,7 +26,7 @@ from typing import Any
 from cairn.cli.doctor import Status, check_java, check_pandas, check_pyspark
 from cairn.cli.output import ExitCode, Output
 from cairn.errors import EpochFailedError, InternalError, InvalidInputError
-from cairn.storage.hints import SWITCH
+from cairn.storage.running_jobs import SWITCH
 
 JOB = "demo"
 OPERATOR = "totals"
@@ -311,9 +311,9 @@ def stored_state(place: Path) -> dict[str, dict[str, int]]:
     """The job's state by name and user, from the files that the newest manifest names."""
     from cairn.model.keygroups import KeyGroupRange
     from cairn.state.files import StateFiles
-    from cairn.storage.compaction import compact
+    from cairn.storage.chain_merge import compact
     from cairn.storage.filesystem import LocalFileSystem
-    from cairn.storage.manifests import ManifestStore
+    from cairn.storage.manifest_store import ManifestStore
 
     files = LocalFileSystem(str(place / "jobs" / JOB))
     manifest = ManifestStore(files).newest()

@@ -332,7 +332,7 @@ def _broken_promise(probe: Path) -> str:
     """What a job asks of its directory when it starts, asked of this one."""
     from cairn.errors import CairnError
     from cairn.storage.filesystem import LocalFileSystem
-    from cairn.storage.probe import broken_promise
+    from cairn.storage.promise_check import broken_promise
 
     try:
         return broken_promise(LocalFileSystem(str(probe)))

@@ -19,10 +19,10 @@ from cairn.cli.progress import watching
 from cairn.coordinator.control import answered, ask
 from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.manifests import JobIdentity
-from cairn.storage.savepoints import newest_savepoint
+from cairn.storage.manifest_store import JobIdentity
+from cairn.storage.savepoint_folder import newest_savepoint
 from cairn.view import words
 from cairn.view.reading import JobReader
 

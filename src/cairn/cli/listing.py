@@ -11,7 +11,7 @@ from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage.filesystem import local_root
-from cairn.storage.hints import running_directories
+from cairn.storage.running_jobs import running_directories
 from cairn.text import one_line
 from cairn.view import words
 from cairn.view.documents import overview

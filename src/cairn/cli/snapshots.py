@@ -13,7 +13,7 @@ from cairn.runtime.compare import verified, verified_bytes
 from cairn.runtime.snapshots import reading
 from cairn.storage import layout
 from cairn.storage.filesystem import local_root
-from cairn.storage.savepoints import dispose, is_savepoint
+from cairn.storage.savepoint_folder import dispose, is_savepoint
 from cairn.text import one_line
 from cairn.view.words import size
 

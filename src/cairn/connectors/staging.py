@@ -18,7 +18,7 @@ import pyarrow as pa
 from cairn.errors import CorruptFileError
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, LocalFileSystem, as_url, sync
-from cairn.storage.manifests import load_identity
+from cairn.storage.manifest_store import load_identity
 
 _ROWS = 16_384
 

@@ -13,7 +13,7 @@ from cairn.coordinator.statistics import Insight, check_sizes, operator_stats
 from cairn.errors import InternalError
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus
 from cairn.model.manifest import Manifest
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 
 
 def completed_info(

@@ -32,9 +32,9 @@ from cairn.model.checkpoint import (
     FailureReason,
 )
 from cairn.model.manifest import Manifest
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins
-from cairn.storage.manifests import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore, Runs
 
 _log = get_logger("cairn.checkpoint")
 _QUEUE = 1000

@@ -24,7 +24,7 @@ from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem
-from cairn.storage.manifests import Runs
+from cairn.storage.manifest_store import Runs
 
 _log = get_logger("cairn.checkpoint")
 _DONE = ".done"

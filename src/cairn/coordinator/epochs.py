@@ -45,8 +45,8 @@ from cairn.model.manifest import (
 from cairn.storage import layout
 from cairn.storage.cleanup import Pins, collect, plan_garbage, without_files
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, refuse_foreign
-from cairn.storage.retry import retries_of
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, refuse_foreign
+from cairn.storage.retrying import retries_of
 
 _log = get_logger("cairn.job")
 _LINEAGE = 256

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cairn.errors import CorruptFileError
 from cairn.model.manifest import NO_WATERMARK
-from cairn.storage import regular
+from cairn.storage import regular_files
 from cairn.storage.filesystem import sync
 
 MAX_ENTRY = 256 << 20
@@ -53,7 +53,7 @@ class LocalOffsets:
     def read(self, epoch: int) -> OffsetEntry:
         path = os.path.join(self._folder, str(epoch))
         try:
-            text = regular.read(path, MAX_ENTRY).decode()
+            text = regular_files.read(path, MAX_ENTRY).decode()
         except FileNotFoundError:
             raise CorruptFileError(f"Spark's offset log has no entry {path}", path=path) from None
         self._sync(path)

@@ -12,9 +12,9 @@ from cairn.errors import CairnError, FencedError
 from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Manifest
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of
-from cairn.storage.manifests import Runs
+from cairn.storage.manifest_store import Runs
 
 _log = get_logger("cairn.checkpoint")
 

@@ -14,7 +14,7 @@ from cairn.coordinator.pending import CheckpointRequest, Pending, SavepointOrder
 from cairn.errors import CairnError, InternalError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 
 
 class SavepointDesk:

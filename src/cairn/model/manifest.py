@@ -1,6 +1,6 @@
 """What an epoch consists of: the manifest, the files it names, and what a task is told and tells.
 
-These are plain frozen records. `storage/manifests.py` writes and reads them, `coordinator/` makes them,
+These are plain frozen records. `storage/manifest_store.py` writes and reads them, `coordinator/` makes them,
 `runtime/` obeys and answers with them. Fields may be added with defaults; a reader ignores fields that it does
 not know; anything that an older reader must not ignore is named in `Manifest.requires`.
 """

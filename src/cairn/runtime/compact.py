@@ -10,10 +10,10 @@ from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState
 from cairn.state.files import StateFiles
 from cairn.storage import layout
-from cairn.storage.compaction import compact, write_snapshot
+from cairn.storage.chain_merge import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem
-from cairn.storage.manifests import writer_of
-from cairn.storage.retry import RetryingFileSystem
+from cairn.storage.manifest_store import writer_of
+from cairn.storage.retrying import RetryingFileSystem
 
 
 def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list[bytes]:

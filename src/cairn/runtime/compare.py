@@ -16,8 +16,8 @@ from cairn.runtime.savepoint import TableWork, opener
 from cairn.runtime.snapshots import ChainRows, FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
 from cairn.state.codec import KeyCodec
 from cairn.state.columns import arrow_type, stored_column
-from cairn.storage import layout, savepoints
-from cairn.storage.savepoints import Problem, Progress
+from cairn.storage import layout, savepoint_folder
+from cairn.storage.savepoint_folder import Problem, Progress
 
 _RANGES = 32
 
@@ -129,7 +129,7 @@ def verified(snapshot: Snapshot, progress: Progress | None = None) -> list[Probl
     if progress is not None:
         progress(_metadata_bytes(snapshot))  # read and compared when the snapshot was opened
     if not snapshot.checkpoint:
-        problems = savepoints.verify(snapshot.path, progress)
+        problems = savepoint_folder.verify(snapshot.path, progress)
         damaged = any(problem.damage for problem in problems)
         return problems if damaged else problems + _wrong_tables(snapshot)
     problems = []
@@ -152,7 +152,7 @@ def verified_bytes(snapshot: Snapshot) -> int:
     """How many bytes `verified` tells of."""
     own = _metadata_bytes(snapshot)
     if not snapshot.checkpoint:
-        return own + sum(file.size for file in savepoints.named_files(savepoints.read_savepoint(snapshot.path)))
+        return own + sum(file.size for file in savepoint_folder.named_files(savepoint_folder.read_savepoint(snapshot.path)))
     chains = {
         operator.uid: state.origin.operator.chain
         for operator in snapshot.operators.values()

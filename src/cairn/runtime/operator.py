@@ -48,7 +48,7 @@ from cairn.runtime.spec import OperatorSpec as OperatorSpec
 from cairn.runtime.timer_service import TaskTimerService as TaskTimerService
 from cairn.state.codec import KeyCodec
 from cairn.state.slots import KeySlots
-from cairn.storage.statefile import Section
+from cairn.storage.state_file import Section
 
 if TYPE_CHECKING:
     from cairn.runtime.operator_states import History, OperatorStates

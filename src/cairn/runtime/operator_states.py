@@ -30,8 +30,8 @@ from cairn.state.files import StateFiles
 from cairn.state.lists import ListStateHandle, ListTable, segment_elements
 from cairn.state.maps import MapTable, map_state
 from cairn.state.slots import KeySlots
-from cairn.storage.compaction import merged
-from cairn.storage.statefile import Section
+from cairn.storage.chain_merge import merged
+from cairn.storage.state_file import Section
 
 LIST = "operator-list"
 UNION = "operator-union"

@@ -27,7 +27,7 @@ from cairn.state.store import WorkingStore
 from cairn.state.table import StateTable
 from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS, TimerTable
 from cairn.state.values import AggregatingState, ReducingState, ValueTable, value_state
-from cairn.storage.statefile import ARROW_STORAGE, Section, grouped_table
+from cairn.storage.state_file import ARROW_STORAGE, Section, grouped_table
 
 
 class StateRegistry:

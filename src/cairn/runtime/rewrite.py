@@ -23,11 +23,11 @@ from cairn.state.expiry import alive
 from cairn.state.files import StateFiles
 from cairn.state.typed import table_schema, to_section, to_table
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.compaction import compact, write_snapshot
+from cairn.storage.checkpoint_store import CheckpointStore
+from cairn.storage.chain_merge import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem
-from cairn.storage.manifests import writer_of
-from cairn.storage.statefile import Section, StateFile
+from cairn.storage.manifest_store import writer_of
+from cairn.storage.state_file import Section, StateFile
 
 
 @dataclass(frozen=True)

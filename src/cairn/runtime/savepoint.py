@@ -28,13 +28,13 @@ from cairn.state.codec import KeyCodec
 from cairn.state.expiry import alive
 from cairn.state.files import StateFiles
 from cairn.state.typed import table_schema, to_section, to_table
-from cairn.storage import compaction, layout
-from cairn.storage.checkpoints import CheckpointStore
-from cairn.storage.compaction import compact, groups_of, write_snapshot
+from cairn.storage import chain_merge, layout
+from cairn.storage.checkpoint_store import CheckpointStore
+from cairn.storage.chain_merge import compact, groups_of, write_snapshot
 from cairn.storage.filesystem import open_filesystem
-from cairn.storage.manifests import load_identity, writer_of
-from cairn.storage.statefile import Section, SectionInfo, StateFile
-from cairn.storage.tables import TablePart, TableWriter, open_parts
+from cairn.storage.manifest_store import load_identity, writer_of
+from cairn.storage.state_file import Section, SectionInfo, StateFile
+from cairn.storage.savepoint_parquet import TablePart, TableWriter, open_parts
 
 Converter = Callable[[pa.Array], pa.Array]
 """Turns a column of the values that a savepoint holds into one of the type that a job declares."""
@@ -332,6 +332,6 @@ def _pieces(groups: KeyGroupRange, tables: Sequence[_OpenTable]) -> Iterator[Key
     start, size = groups.start, 0.0
     for group in range(groups.start, groups.end + 1):
         size += sum(table.size_of(group) for table in tables)
-        if size >= compaction.FILE_BYTES or group == groups.end:
+        if size >= chain_merge.FILE_BYTES or group == groups.end:
             yield KeyGroupRange(start, group)
             start, size = group + 1, 0.0

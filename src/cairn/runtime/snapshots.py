@@ -32,11 +32,11 @@ from cairn.state.columns import arrow_type, is_pickled, stored_list, typed_list
 from cairn.state.expiry import alive
 from cairn.state.typed import table_schema
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.manifests import ManifestStore, load_identity
-from cairn.storage.savepoints import newest_savepoint, read_savepoint
-from cairn.storage.tables import TablePart, open_parts
+from cairn.storage.manifest_store import ManifestStore, load_identity
+from cairn.storage.savepoint_folder import newest_savepoint, read_savepoint
+from cairn.storage.savepoint_parquet import TablePart, open_parts
 
 TIMERS = {"_timers_event": "_timers.event", "_timers_processing": "_timers.processing"}
 """Timers by the names of their tables, and as state files call them."""

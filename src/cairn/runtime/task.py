@@ -32,12 +32,12 @@ from cairn.state.codec import KeyCodec
 from cairn.state.files import StateFiles
 from cairn.state.slots import KeySlots
 from cairn.state.store import open_store
-from cairn.storage import layout, statefile
+from cairn.storage import layout, state_file
 from cairn.storage.filesystem import FileSystem, open_filesystem
-from cairn.storage.manifests import ManifestStore
-from cairn.storage.ownership import Writer
-from cairn.storage.retry import RetryingFileSystem, retries_of
-from cairn.storage.statefile import Section
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.state_owner import Writer
+from cairn.storage.retrying import RetryingFileSystem, retries_of
+from cairn.storage.state_file import Section
 
 _manifests: dict[str, Manifest] = {}
 """The manifest that this worker read last, by where and which: the other tasks of the epoch start from the same."""
@@ -235,7 +235,7 @@ def _write_delta(
         return None, b""
     writer = Writer(context.job_id, context.incarnation, uid, context.run)
     path = layout.delta_path(uid, context.epoch, context.run, attempt)
-    data, checksum = statefile.encode(sections, writer.owner(path, context.epoch, groups))
+    data, checksum = state_file.encode(sections, writer.owner(path, context.epoch, groups))
     inlined = len(data) <= context.inline_threshold
     if not inlined:
         files.create(path, data)

@@ -21,7 +21,7 @@ from cairn.runtime.casts import cast_exactly
 from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.registry import StateRegistry, VectorTable
 from cairn.state.codec import KeyCodec
-from cairn.storage.statefile import ARROW_STORAGE
+from cairn.storage.state_file import ARROW_STORAGE
 
 if TYPE_CHECKING:
     from cairn.runtime.operator_states import History

@@ -27,7 +27,7 @@ from cairn.runtime.outputs import TaggedBuilder
 from cairn.runtime.registry import StateRegistry, VectorTable
 from cairn.state.codec import KeyCodec
 from cairn.state.timers import EVENT_TIMERS, BulkTimers
-from cairn.storage.statefile import ARROW_STORAGE
+from cairn.storage.state_file import ARROW_STORAGE
 
 if TYPE_CHECKING:
     from cairn.runtime.operator_states import History

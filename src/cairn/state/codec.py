@@ -21,7 +21,7 @@ from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.model.ddl import key_ddl
 from cairn.model.rows import row_class
 from cairn.model.types import DataType, Storage
-from cairn.storage.statefile import ARROW_STORAGE
+from cairn.storage.state_file import ARROW_STORAGE
 
 MAX_KEY_BYTES = 32 * 1024
 _SIGN = 1 << 63

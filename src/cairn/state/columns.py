@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.model.types import DataType, Storage
-from cairn.storage.statefile import ARROW_STORAGE
+from cairn.storage.state_file import ARROW_STORAGE
 
 _SCALARS = {
     "boolean": pa.bool_(),

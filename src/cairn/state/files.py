@@ -13,15 +13,15 @@ from cairn.model.manifest import Manifest, StateHandle, inline_key
 from cairn.state import codec
 from cairn.state.backend import Put, TableChanges
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import ManifestStore
-from cairn.storage.ownership import Place
-from cairn.storage.statefile import Section, StateFile
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.state_owner import Place
+from cairn.storage.state_file import Section, StateFile
 
 
 class StateFiles:
     """Opens the files that handles name: memory-mapped where they lie on this host, read whole elsewhere.
 
-    Every file is compared with the handle that names it (`storage/ownership.py`). Without a manifest `incarnation`
+    Every file is compared with the handle that names it (`storage/state_owner.py`). Without a manifest `incarnation`
     says of which job the handles are.
     """
 

@@ -12,7 +12,7 @@ from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.entries import EntryTable
 from cairn.state.slots import no_current_key
-from cairn.storage.statefile import Section, sorted_table
+from cairn.storage.state_file import Section, sorted_table
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list).decode

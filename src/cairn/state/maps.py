@@ -27,7 +27,7 @@ from cairn.state import codec
 from cairn.state.drafts import Draft
 from cairn.state.entries import EntryTable
 from cairn.state.slots import no_current_key
-from cairn.storage.statefile import Section, ordered_table
+from cairn.storage.state_file import Section, ordered_table
 
 SMALL = 16
 """A map of at most so many entries is read whole when a second entry of it is asked for."""

@@ -43,10 +43,10 @@ from cairn.state.folder import FolderLock, StoreFolder, own_folder
 from cairn.state.memory_backend import MemoryBackend
 from cairn.state.stores import note_owner
 from cairn.storage import layout
-from cairn.storage.compaction import compact
+from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifests import Runs
-from cairn.storage.statefile import Section, SectionInfo, StateFile
+from cairn.storage.manifest_store import Runs
+from cairn.storage.state_file import Section, SectionInfo, StateFile
 
 _log = get_logger("cairn.state")
 _DEFER_ROWS = 2_000_000

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cairn.errors import CorruptFileError, StorageError
 from cairn.model.manifest import EpochContext
-from cairn.storage import layout, regular
+from cairn.storage import layout, regular_files
 
 _OWNER = "owner.json"
 
@@ -77,14 +77,14 @@ def _look_at(path: str, name: str) -> JobStores:
 
 def _owner(path: str, name: str) -> tuple[str, str]:
     try:
-        told = json.loads(regular.read(os.path.join(path, _OWNER), regular.limit_of(_OWNER)))
+        told = json.loads(regular_files.read(os.path.join(path, _OWNER), regular_files.limit_of(_OWNER)))
         job_dir, incarnation = str(told["job_dir"]), str(told["incarnation"])
     except (OSError, ValueError, KeyError, TypeError, CorruptFileError):
         return "", "unknown"
     if layout.store_folder(job_dir, incarnation) != name:  # somebody wrote something else there
         return "", "unknown"
     try:
-        identity = json.loads(regular.read(os.path.join(job_dir, layout.JOB), regular.limit_of(layout.JOB)))
+        identity = json.loads(regular_files.read(os.path.join(job_dir, layout.JOB), regular_files.limit_of(layout.JOB)))
         same = identity.get("incarnation") == incarnation
         return job_dir, "live" if same else "dead"
     except FileNotFoundError:

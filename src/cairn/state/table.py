@@ -21,7 +21,7 @@ from cairn.model.descriptors import StateDescriptor, StateTtlConfig, StateVisibi
 from cairn.model.types import DataType
 from cairn.state.slots import KeySlots
 from cairn.state.store import WorkingStore
-from cairn.storage.statefile import ARROW_STORAGE, Section
+from cairn.storage.state_file import ARROW_STORAGE, Section
 
 
 class Ttl:

@@ -21,7 +21,7 @@ from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.slots import KeySlots
 from cairn.state.store import WorkingStore
-from cairn.storage.statefile import Section, sorted_table
+from cairn.storage.state_file import Section, sorted_table
 
 EVENT_TIMERS = "_timers.event"
 PROCESSING_TIMERS = "_timers.processing"

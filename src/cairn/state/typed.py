@@ -1,6 +1,6 @@
 """Sections of state files as typed tables, and back: the only place that knows both.
 
-A section has encoded keys, entries and values (`storage/statefile.py`); a table has the columns that people declared,
+A section has encoded keys, entries and values (`storage/state_file.py`); a table has the columns that people declared,
 one row per value, list element, map entry or timer (`docs/design/0003-savepoints.md`). Savepoints, restores and the
 offline API are built on these two directions:
 
@@ -41,7 +41,7 @@ from cairn.state.columns import (
     unpack_column,
 )
 from cairn.state.hashing import key_groups
-from cairn.storage.statefile import Section, ordered_table
+from cairn.storage.state_file import Section, ordered_table
 
 KeyColumns = Sequence[tuple[str, DataType]]
 _TIME = pa.timestamp("us", "UTC")

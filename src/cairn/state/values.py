@@ -13,7 +13,7 @@ from cairn.model.descriptors import AggregatingStateDescriptor, ReducingStateDes
 from cairn.model.functions import none_returned
 from cairn.state.slots import no_current_key
 from cairn.state.table import StateTable
-from cairn.storage.statefile import Section, grouped_table
+from cairn.storage.state_file import Section, grouped_table
 
 _NO_SLOT = (IndexError, TypeError)
 

@@ -19,9 +19,9 @@ from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint
 from cairn.model.manifest import Garbage, Manifest
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileInfo, FileSystem
-from cairn.storage.manifests import ManifestStore
+from cairn.storage.manifest_store import ManifestStore
 
 _log = get_logger("cairn.storage")
 AGE_GUARD_SECONDS = 3600.0

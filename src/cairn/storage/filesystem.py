@@ -17,7 +17,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from cairn.errors import InvalidInputError, NotFoundError, StorageError
-from cairn.storage import regular
+from cairn.storage import regular_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class LocalFileSystem:
     def read(self, path: str) -> bytes:
         full = self._full(path)
         try:
-            return regular.read(full, regular.limit_of(path))
+            return regular_files.read(full, regular_files.limit_of(path))
         except FileNotFoundError:
             raise NotFoundError(f"{full} is missing", path=full) from None
         except OSError as error:

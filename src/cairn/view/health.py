@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cairn.storage.savepoints import newest_savepoint
+from cairn.storage.savepoint_folder import newest_savepoint
 from cairn.view.records import Health, JobView, OperatorView, is_savepoint
 from cairn.view.words import ago, behind, count, duration, first_line
 

@@ -15,9 +15,9 @@ from cairn.errors import CairnError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint import CheckpointInfo
 from cairn.model.manifest import NO_WATERMARK, Manifest, OperatorState
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.manifests import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
 from cairn.view.journal import EpochRecorder, EpochStats, Event, Journal, SubtaskLoad
 from cairn.view.lives import lives_of
 from cairn.view.records import (

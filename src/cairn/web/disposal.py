@@ -11,7 +11,7 @@ from typing import Any
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError
 from cairn.storage import layout
 from cairn.storage.filesystem import local_root
-from cairn.storage.savepoints import dispose
+from cairn.storage.savepoint_folder import dispose
 from cairn.view.records import JobView, is_savepoint
 from cairn.web.triggers import AT_ONCE, REMEMBERED, Trigger, below, cause, document, unknown
 

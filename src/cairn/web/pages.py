@@ -15,7 +15,7 @@ from cairn import __version__
 from cairn.errors import CairnError, CorruptFileError, InternalError, NotFoundError, remedy
 from cairn.logs import get_logger
 from cairn.model.checkpoint import CheckpointInfo
-from cairn.storage.savepoints import savepoint_there
+from cairn.storage.savepoint_folder import savepoint_there
 from cairn.text import printable
 from cairn.view import documents, words
 from cairn.view import state as states

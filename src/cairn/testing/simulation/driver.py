@@ -31,8 +31,8 @@ from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.runtime.compact import compact_range
 from cairn.runtime.probe import declared_states
 from cairn.storage import layout
-from cairn.storage.checkpoints import CheckpointStore, held
-from cairn.storage.manifests import Runs
+from cairn.storage.checkpoint_store import CheckpointStore, held
+from cairn.storage.manifest_store import Runs
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import SimulatedFileSystem
 from cairn.testing.simulation.model import Declared

@@ -12,7 +12,7 @@ from cairn.config import CheckpointSettings, Settings
 from cairn.errors import CairnError, FencedError
 from cairn.model.manifest import EpochContext
 from cairn.storage import layout
-from cairn.storage.retry import passes
+from cairn.storage.retrying import passes
 from cairn.testing.simulation import system
 from cairn.testing.simulation.choices import Choices, Decisions
 from cairn.testing.simulation.disk import HOUR, Counters, Disk, Faults
@@ -363,7 +363,7 @@ MEMORY: tuple[tuple[str, str, Any], ...] = (
     ("cairn.state.store", "_resident", Memory("stores")),
     ("cairn.runtime.task", "_manifests", Memory("manifests")),
     ("cairn.coordinator.epoch_time", "_instants", _INSTANTS),
-    ("cairn.storage.checkpoints", "_LOOK_AHEAD", 3),  # less to look at: more histories
+    ("cairn.storage.checkpoint_store", "_LOOK_AHEAD", 3),  # less to look at: more histories
 )
 
 

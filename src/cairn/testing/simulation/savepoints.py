@@ -22,7 +22,7 @@ from cairn.errors import CairnError
 from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
 from cairn.model.savepoint import SavepointMetadata, StateTable
 from cairn.storage import layout
-from cairn.storage.savepoints import decode_savepoint, named_files
+from cairn.storage.savepoint_folder import decode_savepoint, named_files
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
 from cairn.testing.simulation.model import Committed, Violation
 from cairn.testing.simulation.scheduler import Process, Thread

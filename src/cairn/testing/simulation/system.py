@@ -25,7 +25,7 @@ from typing import Any
 import xxhash
 
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.retry import Patience, RetryingFileSystem
+from cairn.storage.retrying import Patience, RetryingFileSystem
 from cairn.testing.simulation import scheduler
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem, Stored, remove_tree
 from cairn.testing.simulation.scheduler import Lock, Scheduler
@@ -60,12 +60,12 @@ MODULES = {
     "cairn.runtime.savepoint": ("open_filesystem", "uuid"),
     "cairn.runtime.task": ("time",),
     "cairn.state.store": ("own_folder", "time"),
-    "cairn.storage.checkpoints": ("os", "time", "uuid", "LocalFileSystem"),
+    "cairn.storage.checkpoint_store": ("os", "time", "uuid", "LocalFileSystem"),
     "cairn.storage.cleanup": ("time",),
-    "cairn.storage.manifests": ("uuid",),
-    "cairn.storage.regular": ("os",),
-    "cairn.storage.savepoints": ("os", "time", "uuid", "mmap", "open_filesystem", "sync"),
-    "cairn.storage.tables": ("uuid",),
+    "cairn.storage.manifest_store": ("uuid",),
+    "cairn.storage.regular_files": ("os",),
+    "cairn.storage.savepoint_folder": ("os", "time", "uuid", "mmap", "open_filesystem", "sync"),
+    "cairn.storage.savepoint_parquet": ("uuid",),
 }
 """What is put into which module, besides `open`. A name that a module has not is passed over."""
 

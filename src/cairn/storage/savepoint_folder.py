@@ -33,9 +33,9 @@ from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
 from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_state
 from cairn.model.manifest import BROADCAST
 from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
-from cairn.storage import container, layout, regular
+from cairn.storage import layout, record_file, regular_files
 from cairn.storage.filesystem import FileSystem, local_root, open_filesystem, sync
-from cairn.storage.regular import MAX_METADATA
+from cairn.storage.regular_files import MAX_METADATA
 
 _log = get_logger("cairn.storage")
 _MAGIC = b"CAIRNSV"
@@ -50,10 +50,10 @@ Progress = Callable[[int], None]
 
 
 def encode_savepoint(metadata: SavepointMetadata) -> bytes:
-    data = container.seal(_MAGIC, _VERSION, metadata)
-    if len(data) - container.HEAD > MAX_METADATA:
+    data = record_file.seal(_MAGIC, _VERSION, metadata)
+    if len(data) - record_file.HEAD > MAX_METADATA:
         raise InvalidInputError(
-            f"the metadata of a savepoint takes {len(data) - container.HEAD} bytes; at most {MAX_METADATA} are read"
+            f"the metadata of a savepoint takes {len(data) - record_file.HEAD} bytes; at most {MAX_METADATA} are read"
         )
     return data
 
@@ -63,7 +63,7 @@ def decode_savepoint(data: bytes, name: str) -> SavepointMetadata:
     if not data.startswith(_MAGIC):
         kind = "a checkpoint's" if data.startswith(b"CAIRNCK") else "no savepoint's"
         raise CorruptFileError(f"{name} is {kind} metadata: it does not begin with {_MAGIC.decode()}", path=name)
-    metadata = container.unseal(data, _VERSION, SavepointMetadata, name)
+    metadata = record_file.unseal(data, _VERSION, SavepointMetadata, name)
     _check(metadata, name)
     return metadata
 
@@ -137,7 +137,7 @@ def read_savepoint(path: str) -> SavepointMetadata:
         raise NotFoundError(f"{root} is a savepoint that was never completed; it can only be disposed of", path=root)
     name = os.path.join(root, layout.METADATA)
     try:
-        data = regular.read(name, regular.limit_of(layout.METADATA))
+        data = regular_files.read(name, regular_files.limit_of(layout.METADATA))
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"{root} is no savepoint: it has no {layout.METADATA}", path=root) from None
     except OSError as error:
@@ -195,7 +195,7 @@ def mapped(root: str, file: TableFile | SourceFile) -> pa.Buffer:
     name = os.path.join(root, *file.path.split("/"))
     _refuse_links(root, file.path)
     try:
-        descriptor = regular.open_file(name)
+        descriptor = regular_files.open_file(name)
     except FileNotFoundError:
         raise CorruptFileError(f"{name} is missing", path=name) from None
     except OSError as error:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from cairn.errors import CorruptFileError
-from cairn.storage import layout, regular
+from cairn.storage import layout, regular_files
 
 SWITCH = "CAIRN_REGISTRY"
 MOST = 1000
@@ -85,7 +85,7 @@ def running_directories() -> list[str]:
 
 def _read(path: str) -> dict[str, Any] | None:
     try:
-        told = json.loads(regular.read(path, 65_536))
+        told = json.loads(regular_files.read(path, 65_536))
     except (OSError, ValueError, CorruptFileError):
         return None
     return told if isinstance(told, dict) else None

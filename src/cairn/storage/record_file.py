@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
-from cairn.storage.regular import MAX_BODY
+from cairn.storage.regular_files import MAX_BODY
 
 MAGIC_BYTES = 7
 HEAD = MAGIC_BYTES + 1 + 8 + 4

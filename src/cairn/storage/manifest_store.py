@@ -27,11 +27,11 @@ from cairn.errors import (
 )
 from cairn.logs import get_logger
 from cairn.model.manifest import FORMAT_VERSION, Manifest
-from cairn.storage import container, layout
-from cairn.storage.bases import newest_base
-from cairn.storage.container import HEAD
+from cairn.storage import layout, record_file
+from cairn.storage.run_bases import newest_base
+from cairn.storage.record_file import HEAD
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.ownership import Writer
+from cairn.storage.state_owner import Writer
 
 _log = get_logger("cairn.job")
 _MAGIC = b"CAIRNMF"
@@ -80,7 +80,7 @@ class IncompleteManifestError(CorruptFileError):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return container.seal(_MAGIC, str(FORMAT_VERSION).encode(), manifest)
+    return record_file.seal(_MAGIC, str(FORMAT_VERSION).encode(), manifest)
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
@@ -91,7 +91,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
         raise IncompleteManifestError(f"manifest {name} is cut short after {len(data)} bytes", path=name)
     if not data.startswith(_MAGIC):
         raise CorruptFileError(f"{name} is no manifest of cairn", path=name)
-    version = container.version_of(data)
+    version = record_file.version_of(data)
     if version != str(FORMAT_VERSION).encode():
         raise IncompatibleStateError(
             f"manifest {name} has format {version!r}; this cairn reads format {FORMAT_VERSION}. "

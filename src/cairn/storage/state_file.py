@@ -4,7 +4,7 @@ Layout (all integers little-endian)::
 
     "CAIRNST1"                      magic and format version
     section, section, ...           each an Arrow IPC stream, starting at a multiple of 64 bytes
-    owner                           the place that the file was written for (`storage/ownership.py`)
+    owner                           the place that the file was written for (`storage/state_owner.py`)
     footer                          MessagePack: list of section records
     length of footer  (4 bytes)
     xxh3-64 of footer (8 bytes)
@@ -38,8 +38,8 @@ from cairn.errors import CorruptFileError, EpochFailedError, StorageError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import StateHandle
 from cairn.model.types import Storage
-from cairn.storage import ownership, regular
-from cairn.storage.ownership import Place, StateOwner
+from cairn.storage import regular_files, state_owner
+from cairn.storage.state_owner import Place, StateOwner
 
 MAGIC = b"CAIRNST1"
 END = b"ETATS\x00\x00\x01"
@@ -119,7 +119,7 @@ def encode(sections: Iterable[Section], owner: StateOwner | None = None) -> tupl
         )
     footer = msgspec.msgpack.encode(infos)
     if owner is not None:
-        sink.write(ownership.seal(owner, footer))
+        sink.write(state_owner.seal(owner, footer))
     digest = xxhash.xxh3_64(footer)
     sink.write(footer)
     sink.write(len(footer).to_bytes(4, "little"))
@@ -133,8 +133,8 @@ def handed_over(data: bytes, name: str, handle: StateHandle, owner: StateOwner) 
     StateFile(data, name, handle.checksum, handle.size)
     footer_at = len(data) - _TAIL - int.from_bytes(data[-_TAIL : -_TAIL + 4], "little")
     footer = data[footer_at : len(data) - _TAIL]
-    sections_end = footer_at - ownership.length(data[:footer_at])
-    return data[:sections_end] + ownership.seal(owner, footer) + data[footer_at:]
+    sections_end = footer_at - state_owner.length(data[:footer_at])
+    return data[:sections_end] + state_owner.seal(owner, footer) + data[footer_at:]
 
 
 class StateFile:
@@ -182,14 +182,14 @@ class StateFile:
 
     def _owner(self, footer: bytes) -> StateOwner | None:
         end = self._buffer.size - _TAIL - len(footer)
-        start = max(len(MAGIC), end - ownership.MAX_BYTES)
-        return ownership.unseal(self._bytes(start, end - start), footer)
+        start = max(len(MAGIC), end - state_owner.MAX_BYTES)
+        return state_owner.unseal(self._bytes(start, end - start), footer)
 
     @classmethod
     def open(cls, path: str, checksum: str, size: int, place: Place | None = None) -> StateFile:
         """Memory-map a file of this host."""
         try:
-            with open(regular.open_file(path), "rb") as file:
+            with open(regular_files.open_file(path), "rb") as file:
                 actual = os.fstat(file.fileno()).st_size
                 if actual > size + _MAX_SURPLUS:  # a vast file is not even mapped
                     raise CorruptFileError(

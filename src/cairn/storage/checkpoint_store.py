@@ -20,11 +20,11 @@ from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, N
 from cairn.logs import get_logger
 from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import gave_up
-from cairn.storage import container, layout
-from cairn.storage.bases import Base, newest_base
+from cairn.storage import layout, record_file
+from cairn.storage.run_bases import Base, newest_base
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
-from cairn.storage.manifests import JobIdentity, ManifestStore, load_identity
-from cairn.storage.vetting import check_checkpoint
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, load_identity
+from cairn.storage.checkpoint_vetting import check_checkpoint
 
 _log = get_logger("cairn.storage")
 _MAGIC = b"CAIRNCK"
@@ -36,7 +36,7 @@ _LOOK_AHEAD = 16
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    return container.seal(_MAGIC, _VERSION, checkpoint)
+    return record_file.seal(_MAGIC, _VERSION, checkpoint)
 
 
 def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
@@ -44,7 +44,7 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     what cannot be."""
     if not data.startswith(_MAGIC):
         raise CorruptFileError(f"{name} is no checkpoint of cairn", path=name)
-    checkpoint = container.unseal(data, _VERSION, Checkpoint, name)
+    checkpoint = record_file.unseal(data, _VERSION, Checkpoint, name)
     check_checkpoint(checkpoint, name)
     return checkpoint
 

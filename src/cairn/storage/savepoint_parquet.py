@@ -23,7 +23,7 @@ from cairn.model.keygroups import KeyGroupRange
 from cairn.model.savepoint import TableFile
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.savepoints import mapped
+from cairn.storage.savepoint_folder import mapped
 
 ROW_GROUP_ROWS = 128 * 1024
 PART_BYTES = 64 << 20

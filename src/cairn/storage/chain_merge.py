@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import StateHandle, StateSpec
 from cairn.model.types import Storage
-from cairn.storage import statefile
+from cairn.storage import state_file
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.ownership import Writer
-from cairn.storage.statefile import Section, SectionInfo, StateFile, sorted_table
+from cairn.storage.state_owner import Writer
+from cairn.storage.state_file import Section, SectionInfo, StateFile, sorted_table
 
 FILE_BYTES = 64 << 20
 
@@ -62,7 +62,7 @@ def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
         return np.zeros(0, dtype=np.int64)
     keys = data.column("key").combine_chunks()
     keys = keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys
-    numbers: np.ndarray[Any, Any] = statefile.group_numbers(keys).astype(np.int64)
+    numbers: np.ndarray[Any, Any] = state_file.group_numbers(keys).astype(np.int64)
     return numbers
 
 
@@ -158,7 +158,7 @@ def write_snapshot(
 ) -> StateHandle:
     """A snapshot file and its handle. It is written even when empty: it says that the range has no older state."""
     owner = writer.owner(path, epoch, groups, snapshot=True) if writer is not None else None
-    data, checksum = statefile.encode(sections, owner)
+    data, checksum = state_file.encode(sections, owner)
     files.create(path, data)
     rows = sum(section.data.num_rows for section in sections)
     return StateHandle(epoch, groups.start, groups.end, len(data), checksum, path, snapshot=True, rows=rows)
