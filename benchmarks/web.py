@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.jobs import TOTAL, Total, _keyed, _start, events
 from benchmarks.measure import Bench, Series, Variant, run_job
 from cairn.config import WebSettings
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, OperatorStats, SubtaskStats
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType, OperatorStats, SubtaskStats
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import create_identity

@@ -38,7 +38,7 @@ _HOMES = {
         "IncompatibleStateError", "InternalError", "InvalidInputError", "MissingPackageError", "NotFoundError",
         "StateMisuseError", "StateTypeError", "StorageError", "UnsupportedError", "UserFunctionError",
     ),
-    "cairn.model.checkpoint": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
+    "cairn.model.checkpoint_records": ("CheckpointInfo", "CheckpointStatus", "CheckpointType"),
     "cairn.model.assigners": (
         "CountSlidingWindowAssigner", "CountTumblingWindowAssigner", "EventTimeSessionWindows", "GlobalWindows",
         "ProcessingTimeSessionWindows", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
@@ -52,13 +52,13 @@ _HOMES = {
         "AggregateFunction", "AggregatingState", "CheckpointListener", "KeyedProcessFunction", "ListState", "MapState",
         "MergingState", "ReduceFunction", "ReducingState", "RuntimeContext", "TimeDomain", "TimerService", "ValueState",
     ),
-    "cairn.model.outputs": ("OutputTag",),
-    "cairn.model.process": (
+    "cairn.model.output_tags": ("OutputTag",),
+    "cairn.model.process_functions": (
         "BroadcastProcessFunction", "BroadcastState", "CheckpointedFunction", "CoProcessFunction",
         "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "OperatorStateStore", "ProcessFunction",
         "ProcessJoinFunction", "ReadOnlyBroadcastState",
     ),
-    "cairn.model.simple": (
+    "cairn.model.simple_functions": (
         "CoFlatMapFunction", "CoMapFunction", "FilterFunction", "FlatMapFunction", "Function", "KeySelector",
         "MapFunction",
     ),
@@ -133,7 +133,7 @@ if TYPE_CHECKING:
         TumblingEventTimeWindows,
         TumblingProcessingTimeWindows,
     )
-    from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+    from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
     from cairn.model.descriptors import (
         AggregatingStateDescriptor,
         ListStateDescriptor,
@@ -159,8 +159,8 @@ if TYPE_CHECKING:
         TimerService,
         ValueState,
     )
-    from cairn.model.outputs import OutputTag
-    from cairn.model.process import (
+    from cairn.model.output_tags import OutputTag
+    from cairn.model.process_functions import (
         BroadcastProcessFunction,
         BroadcastState,
         CheckpointedFunction,
@@ -172,7 +172,7 @@ if TYPE_CHECKING:
         ProcessJoinFunction,
         ReadOnlyBroadcastState,
     )
-    from cairn.model.simple import (
+    from cairn.model.simple_functions import (
         CoFlatMapFunction,
         CoMapFunction,
         FilterFunction,
@@ -355,7 +355,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _WHERE.get(name)
     if home is None:
-        from cairn.model.pyflink import import_error
+        from cairn.model.pyflink_names import import_error
 
         error = import_error(name)
         if error is not None:

@@ -15,7 +15,7 @@ from tests.patience import PATIENCE
 from tests.spark.oracle import Row, expected, numbered_rows
 
 from cairn.api.restore import damage
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.state.files import StateFiles
 from cairn.storage.checkpoint_store import CheckpointStore

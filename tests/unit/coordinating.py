@@ -10,7 +10,7 @@ from typing import Any
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts, SavepointRunner
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

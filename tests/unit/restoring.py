@@ -13,11 +13,11 @@ from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, Restorer, recover
 from cairn.config import Settings
 from cairn.coordinator.parties import JobFacts
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
-from cairn.model.savepoint import SavepointMetadata
+from cairn.model.savepoint_records import SavepointMetadata
 from cairn.runtime.probe import declared_states
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
 from cairn.storage.checkpoint_store import CheckpointStore

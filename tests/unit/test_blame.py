@@ -30,7 +30,7 @@ from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
-from cairn.model.process import KeyedCoProcessFunction
+from cairn.model.process_functions import KeyedCoProcessFunction
 from cairn.runtime import blame
 from cairn.runtime.simple import SimpleSpec, explained, run_simple
 from cairn.state.codec import KeyCodec

@@ -15,7 +15,7 @@ from tests.unit.coordinating import World, manifest
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
-from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
+from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint
 from cairn.storage.cleanup import plan_garbage

@@ -31,7 +31,7 @@ from cairn.errors import (
     NotFoundError,
     StorageError,
 )
-from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, held

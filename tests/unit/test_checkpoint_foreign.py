@@ -27,7 +27,7 @@ from cairn.config import Settings
 from cairn.coordinator.parties import SystemClock
 from cairn.coordinator.retained import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, StorageError
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.types import Storage

@@ -10,7 +10,7 @@ from tests.unit.coordinating import World, manifest
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.statistics import Insight, by_subtask, operator_stats
-from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import OperatorState, TaskMetrics
 from cairn.view import documents
 

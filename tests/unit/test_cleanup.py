@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Garbage, Manifest, OperatorState, StateHandle
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import collect, old_spark_folders, orphans, plan_garbage, sweep

@@ -25,7 +25,7 @@ from cairn.cli import progress as shown
 from cairn.cli.checkpoints import step_of
 from cairn.cli.output import Output
 from cairn.cli.progress import Step, amount
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, OperatorStats, SubtaskStats
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType, OperatorStats, SubtaskStats
 
 RUNNING = CheckpointInfo(9, CheckpointStatus.IN_PROGRESS, CheckpointType.SAVEPOINT, 1)
 

@@ -23,7 +23,7 @@ from cairn.config import Settings
 from cairn.coordinator import control as control_module
 from cairn.coordinator.control import Control
 from cairn.errors import CheckpointFailedError, InvalidInputError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.storage.manifest_store import create_identity
 
 

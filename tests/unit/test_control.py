@@ -17,7 +17,7 @@ from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import Control, ask
 from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import InvalidInputError, NotFoundError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 
 INFO = CheckpointInfo(1, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT, 0, epoch=3, path="/sp/savepoint-j-1")
 

@@ -21,7 +21,7 @@ from cairn.cli.main import app
 from cairn.config import CheckpointSettings, Settings
 from cairn.coordinator import control
 from cairn.errors import CairnError, CheckpointFailedError
-from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
+from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.health import health_of

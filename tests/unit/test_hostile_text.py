@@ -27,7 +27,7 @@ from cairn.cli.listing import list_jobs
 from cairn.cli.output import Output, json_text
 from cairn.cli.progress import progress
 from cairn.errors import CheckpointFailedError, CorruptFileError, InvalidInputError
-from cairn.model.checkpoint import CheckpointStatus, CheckpointType, FailureReason
+from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.text import printable

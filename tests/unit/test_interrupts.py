@@ -17,7 +17,7 @@ from cairn.api import interrupts as interrupts_module
 from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts, wind_down
 from cairn.errors import CheckpointFailedError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 
 
 class Request:

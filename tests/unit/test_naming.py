@@ -12,7 +12,7 @@ from cairn.api.snapshots import Snapshot, StoredOperator
 from cairn.config import Settings
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.manifest import StateSpec
-from cairn.model.savepoint import SavepointMetadata
+from cairn.model.savepoint_records import SavepointMetadata
 from cairn.runtime import snapshots
 from cairn.state.typed import table_schema
 from cairn.storage.filesystem import LocalFileSystem

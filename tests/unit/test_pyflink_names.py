@@ -26,7 +26,7 @@ from cairn import (
     UnsupportedError,
 )
 from cairn.errors import from_traceback, remedy
-from cairn.model.pyflink import IMPORTS, NAMES, PyFlinkNames
+from cairn.model.pyflink_names import IMPORTS, NAMES, PyFlinkNames
 from cairn.runtime.operator import TaskRuntimeContext
 from cairn.runtime.simple import PlainRuntimeContext
 

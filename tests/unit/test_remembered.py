@@ -20,9 +20,9 @@ from cairn.api.remembering import announce_discards, recall
 from cairn.api.retention import discard_all
 from cairn.cli.main import app
 from cairn.config import OPTIONS, CheckpointSettings, RememberedOption, Settings, parse, with_options
-from cairn.config.remembered import REMEMBERED, recalled, value_of
+from cairn.config.remembered_options import REMEMBERED, recalled, value_of
 from cairn.errors import InvalidInputError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, create_identity

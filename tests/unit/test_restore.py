@@ -12,7 +12,7 @@ from cairn.api.restore import damage, restore
 from cairn.api.snapshots import find, of_checkpoint
 from cairn.api.sources import copy_source, positions_of
 from cairn.errors import CorruptFileError, NotFoundError, StorageError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_key
 from cairn.storage import state_file
 from cairn.storage.filesystem import LocalFileSystem

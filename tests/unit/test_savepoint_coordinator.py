@@ -17,7 +17,7 @@ from cairn.coordinator.control import Control, ask
 from cairn.coordinator.parties import WrittenSavepoint
 from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import CheckpointFailedError, StorageError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest
 from cairn.storage.cleanup import plan_garbage
 from cairn.storage.manifest_store import Runs

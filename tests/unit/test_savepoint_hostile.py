@@ -27,11 +27,11 @@ from cairn.errors import (
     NotFoundError,
     StorageError,
 )
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.ddl import parse_type
 from cairn.model.limits import wrong_type
 from cairn.model.manifest import Manifest
-from cairn.model.savepoint import SavepointMetadata, SourceFile
+from cairn.model.savepoint_records import SavepointMetadata, SourceFile
 from cairn.runtime.compare import verified
 from cairn.runtime.snapshots import find_rows, open_snapshot
 from cairn.storage import savepoint_folder

@@ -13,7 +13,7 @@ from cairn.api.savepoints import SparkSavepoints, savepoint_path
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.pending import SavepointOrder
 from cairn.errors import InvalidInputError
-from cairn.model.savepoint import SavepointMetadata
+from cairn.model.savepoint_records import SavepointMetadata
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import create_identity
 from cairn.storage.savepoint_folder import SavepointFolder, read_savepoint

@@ -22,7 +22,7 @@ from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
 from cairn.model.ddl import parse_columns
 from cairn.model.keygroups import KeyGroupRange, key_group
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
-from cairn.model.savepoint import SavepointMetadata, SavepointOperator
+from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator
 from cairn.runtime.savepoint import (
     LoadWork,
     TableWork,

@@ -14,7 +14,7 @@ from tests.unit.epochs_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 from cairn.api.restore import damage
 from cairn.coordinator import compaction as compaction_module
 from cairn.errors import CorruptFileError, StorageError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.state import store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep

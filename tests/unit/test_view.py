@@ -13,7 +13,7 @@ from tests.unit.webjob import EVIL, JOB, START, UID, info, make_job
 
 from cairn.coordinator.epochs import EpochReport
 from cairn.errors import InvalidInputError, NotFoundError
-from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import TaskMetrics
 from cairn.runtime.snapshots import open_snapshot
 from cairn.storage import layout

@@ -18,7 +18,7 @@ from tests.unit.test_web_rest import client_of
 from tests.unit.webjob import JOB, START, UID, info, make_job
 
 from cairn.config import WebSettings
-from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.ddl import parse_type
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

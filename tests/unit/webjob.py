@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from tests.unit.restoring import checkpoint_of, harness, savepoint_of
 
-from cairn.model.checkpoint import (
+from cairn.model.checkpoint_records import (
     CheckpointInfo,
     CheckpointStatus,
     CheckpointType,

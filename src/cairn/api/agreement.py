@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cairn.api.sources import moved_sources, positions_of
 from cairn.coordinator.offsets import MAX_ENTRY
 from cairn.errors import CorruptFileError, IncompatibleStateError
-from cairn.model.checkpoint import CheckpointStatus
+from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import Manifest
 from cairn.storage import layout, regular_files
 from cairn.storage.checkpoint_store import CheckpointStore

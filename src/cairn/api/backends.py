@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.pyflink_names import PyFlinkNames
 
 
 class LmdbStateBackend:

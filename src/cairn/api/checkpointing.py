@@ -14,7 +14,7 @@ from typing import Any
 from cairn.config import RestartSettings, Settings, with_options
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import Time
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.pyflink_names import PyFlinkNames
 
 _PREFIX = "execution.checkpointing."
 

@@ -13,14 +13,14 @@ from cairn.api.spark import refuse_native_state
 from cairn.api.stream import DataStream, Declared, Key, function_name, is_function_key, slug
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import MapStateDescriptor
-from cairn.model.process import (
+from cairn.model.process_functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
 )
-from cairn.model.pyflink import PyFlinkNames
-from cairn.model.simple import CoFlatMapFunction, CoMapFunction
+from cairn.model.pyflink_names import PyFlinkNames
+from cairn.model.simple_functions import CoFlatMapFunction, CoMapFunction
 from cairn.model.types import DataType
 from cairn.runtime.kinds import BROADCAST, CO
 from cairn.runtime.operator import InputSpec, OperatorSpec

@@ -23,7 +23,7 @@ from cairn.coordinator.epochs import OperatorPlan
 from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.statistics import Insight
 from cairn.errors import CheckpointFailedError
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.functions import CheckpointListener
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem

@@ -53,7 +53,7 @@ from cairn.api.stream import DataStream
 from cairn.api.topology import topology
 from cairn.api.workers import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
-from cairn.config.remembered import restart_keys
+from cairn.config.remembered_options import restart_keys
 from cairn.connectors.sources import FileSource, Source
 from cairn.coordinator.compaction import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
@@ -66,7 +66,7 @@ from cairn.logs import get_logger
 from cairn.model import keygroups
 from cairn.model.ddl import key_ddl
 from cairn.model.descriptors import Time
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.runtime.operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout

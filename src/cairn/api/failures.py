@@ -18,7 +18,7 @@ from cairn.errors import (
     IncompatibleStateError,
     from_traceback,
 )
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem

@@ -30,7 +30,7 @@ from pyspark.sql.types import DataType as SparkType
 from cairn.errors import InternalError, InvalidInputError
 from cairn.model.ddl import parse_keys
 from cairn.model.manifest import StateSpec
-from cairn.model.savepoint import Columns
+from cairn.model.savepoint_records import Columns
 from cairn.runtime.savepoint import WrittenPart
 from cairn.runtime.snapshots import FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
 from cairn.state.typed import table_schema, to_section, to_table

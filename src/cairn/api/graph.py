@@ -2,7 +2,7 @@
 
 A stream's DataFrame exists as soon as the stream does, made as if it had one reader. When the job starts it is known
 how often each function's output is read. Where that is more than once, or where there are side outputs, the frames
-are made again: the function then puts out tagged rows (`model/outputs.py`), and a shuffle after it that all readers
+are made again: the function then puts out tagged rows (`model/output_tags.py`), and a shuffle after it that all readers
 have in common makes Spark run it once (`exchanged`). See docs/design/0004-streams.md.
 """
 
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from cairn.model.outputs import FROM_COLUMN, TAG_COLUMN, OutputTag, output_column
+from cairn.model.output_tags import FROM_COLUMN, TAG_COLUMN, OutputTag, output_column
 
 FUNCTION_PREFIX = "cairn:"
 """What the names of our functions begin with in Spark's plans."""

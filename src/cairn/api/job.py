@@ -37,8 +37,8 @@ from cairn.errors import (
     FencedError,
 )
 from cairn.logs import get_logger
-from cairn.model.checkpoint import CheckpointInfo
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.checkpoint_records import CheckpointInfo
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

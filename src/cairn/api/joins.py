@@ -13,8 +13,8 @@ from cairn.api.stream import DataStream, Declared
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.descriptors import Time
-from cairn.model.outputs import OutputTag, check_same_columns, check_tag
-from cairn.model.process import ProcessJoinFunction
+from cairn.model.output_tags import OutputTag, check_same_columns, check_tag
+from cairn.model.process_functions import ProcessJoinFunction
 from cairn.model.types import Types
 from cairn.runtime import joins
 from cairn.runtime.kinds import CO

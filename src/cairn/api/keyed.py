@@ -31,8 +31,8 @@ from cairn.api.stream import KEY_PREFIX, DataStream, Declared, Key, check_simple
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
-from cairn.model.pyflink import PyFlinkNames
-from cairn.model.simple import FilterFunction, FlatMapFunction, MapFunction
+from cairn.model.pyflink_names import PyFlinkNames
+from cairn.model.simple_functions import FilterFunction, FlatMapFunction, MapFunction
 from cairn.model.types import DataType, Types
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.builtin import RunningAggregate

@@ -13,7 +13,7 @@ import hashlib
 import os
 
 from cairn.api.snapshots import Snapshot
-from cairn.model.savepoint import SavepointMetadata
+from cairn.model.savepoint_records import SavepointMetadata
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifest_store import load_identity

@@ -17,7 +17,7 @@ from cairn.model.ddl import parse_keys, parse_type, same_keys
 from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, compare
 from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
-from cairn.model.naming import choices, meant, spelled
+from cairn.model.state_names import choices, meant, spelled
 from cairn.runtime.probe import Declared
 from cairn.state.columns import is_pickled
 from cairn.state.convert import Conversion

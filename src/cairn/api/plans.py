@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from cairn.api.graph import tagged_schema
 from cairn.api.spark import OperatorTask
 from cairn.errors import InvalidInputError
-from cairn.model.outputs import OutputTag, columns_ddl, row_columns_of
+from cairn.model.output_tags import OutputTag, columns_ddl, row_columns_of
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN, INPUT_COLUMN, ORDER_COLUMN
 from cairn.runtime.operator import OperatorSpec

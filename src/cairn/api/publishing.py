@@ -14,7 +14,7 @@ from cairn.config import Settings
 from cairn.coordinator.epochs import EpochReport
 from cairn.coordinator.restart import RestartPolicy
 from cairn.errors import CairnError
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import RunRecord, Runs
 from cairn.view.journal import Address, EpochRecorder, Journal

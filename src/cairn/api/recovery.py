@@ -51,7 +51,7 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.logs import get_logger
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cairn.api.recovery import Recovered
 from cairn.api.retention import keeps_checkpoints
 from cairn.config import CheckpointSettings, Settings
-from cairn.config.remembered import overrides, recalled, taken_over
+from cairn.config.remembered_options import overrides, recalled, taken_over
 from cairn.logs import get_logger
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore

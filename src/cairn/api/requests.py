@@ -7,7 +7,7 @@ from typing import Any
 
 from cairn.api.job import JobHandle
 from cairn.coordinator.control import Action
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 
 
 def actions_of(job: JobHandle) -> Mapping[str, Action]:

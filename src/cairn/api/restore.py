@@ -29,7 +29,7 @@ from cairn.api.sources import (
 from cairn.api.sparklogs import commit_batch
 from cairn.errors import CorruptFileError, InternalError, NotFoundError
 from cairn.logs import get_logger
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.state.files import StateFiles
 from cairn.storage import layout

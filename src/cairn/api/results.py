@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from cairn.api.job import JobHandle, JobStatus
 from cairn.api.plans import arrow_schema_of
 from cairn.connectors.base import BaseSink
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import row_columns
 from cairn.text import one_line

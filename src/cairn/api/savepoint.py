@@ -27,7 +27,7 @@ from cairn.model.ddl import parse_columns, quoted
 from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
-from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
+from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
 from cairn.runtime.registry import spec_of
 from cairn.runtime.savepoint import TableWork, WrittenPart, file_order, write_tables
 from cairn.runtime.snapshots import (

@@ -28,7 +28,7 @@ from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, f
 from cairn.logs import get_logger
 from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
-from cairn.model.savepoint import SavepointMetadata, SourceFile
+from cairn.model.savepoint_records import SavepointMetadata, SourceFile
 from cairn.runtime.savepoint import TableWork, assembled, write_tables
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync

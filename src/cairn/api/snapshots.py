@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import xxhash
 
 from cairn.errors import InvalidInputError, NotFoundError
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import StateSpec
-from cairn.model.savepoint import SavepointMetadata
+from cairn.model.savepoint_records import SavepointMetadata
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root

@@ -19,7 +19,7 @@ from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.pending import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError, CheckpointFailedError, NotFoundError
 from cairn.logs import get_logger
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.savepoint_folder import read_savepoint

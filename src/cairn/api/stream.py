@@ -34,10 +34,10 @@ from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type
 from cairn.model.descriptors import Time
 from cairn.model.functions import KeyedProcessFunction
-from cairn.model.outputs import OutputTag
-from cairn.model.process import CheckpointedFunction, ProcessFunction
-from cairn.model.pyflink import PyFlinkNames
-from cairn.model.simple import FilterFunction, FlatMapFunction, KeySelector, MapFunction
+from cairn.model.output_tags import OutputTag
+from cairn.model.process_functions import CheckpointedFunction, ProcessFunction
+from cairn.model.pyflink_names import PyFlinkNames
+from cairn.model.simple_functions import FilterFunction, FlatMapFunction, KeySelector, MapFunction
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.kinds import PLAIN

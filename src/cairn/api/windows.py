@@ -17,8 +17,8 @@ from cairn.model.assigners import TimeWindows, millis
 from cairn.model.ddl import as_type
 from cairn.model.descriptors import Time
 from cairn.model.functions import AggregateFunction, ReduceFunction
-from cairn.model.outputs import OutputTag
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.output_tags import OutputTag
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.types import DataType
 from cairn.model.windows import (
     AllWindowFunction,

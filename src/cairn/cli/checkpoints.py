@@ -20,7 +20,7 @@ from cairn.cli.progress import Step, watching
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.coordinator.control import ask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root

@@ -67,7 +67,7 @@ def _checkpoints(job: str) -> list[str]:
 
 
 def _savepoints(job: str) -> list[str]:
-    from cairn.model.checkpoint import CheckpointType
+    from cairn.model.checkpoint_records import CheckpointType
     from cairn.storage.checkpoint_store import CheckpointStore
     from cairn.storage.filesystem import LocalFileSystem
     from cairn.storage.savepoint_folder import savepoint_there

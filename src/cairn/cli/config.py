@@ -7,7 +7,7 @@ from typing import Any
 from cairn.cli.checkpoints import open_job
 from cairn.cli.output import ExitCode, Output
 from cairn.config import OPTIONS, Settings
-from cairn.config.remembered import REMEMBERED, recalled, shown, value_of
+from cairn.config.remembered_options import REMEMBERED, recalled, shown, value_of
 from cairn.storage.manifest_store import Runs
 
 _ORIGINS = {"-D": "-D", "config": "config in the code", "code": "a call in the code"}

@@ -18,7 +18,7 @@ from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress import watching
 from cairn.coordinator.control import answered, ask
 from cairn.errors import CheckpointFailedError, InvalidInputError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifest_store import JobIdentity

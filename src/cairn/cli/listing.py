@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from cairn.cli.output import ExitCode, Output
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import CairnError
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.filesystem import local_root
 from cairn.storage.running_jobs import running_directories
 from cairn.text import one_line

@@ -122,4 +122,4 @@ class Settings:
     given: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The options that were set explicitly, and where: `-D`, `config` or `code`."""
     remembered: Mapping[str, RememberedOption] = field(default_factory=dict, compare=False)
-    """What the job's directory will keep of these settings for later runs (`config/remembered.py`)."""
+    """What the job's directory will keep of these settings for later runs (`config/remembered_options.py`)."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from cairn.errors import InvalidInputError
-from cairn.model.outputs import VALUE_COLUMN
+from cairn.model.output_tags import VALUE_COLUMN
 
 _FILE_FORMATS = ("text", "csv", "json", "parquet", "orc")
 _KAFKA_FORMATS = ("raw", "string", "json")

@@ -11,7 +11,7 @@ from cairn.coordinator.parties import JobFacts
 from cairn.coordinator.pending import Pending
 from cairn.coordinator.statistics import Insight, check_sizes, operator_stats
 from cairn.errors import InternalError
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus
 from cairn.model.manifest import Manifest
 from cairn.storage.manifest_store import ManifestStore
 

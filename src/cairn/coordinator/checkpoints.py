@@ -25,7 +25,7 @@ from cairn.coordinator.savepoints import SavepointDesk
 from cairn.coordinator.statistics import Insight, Tasks, at_rest
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.logs import get_logger
-from cairn.model.checkpoint import (
+from cairn.model.checkpoint_records import (
     CheckpointInfo,
     CheckpointStatus,
     CheckpointType,

@@ -21,7 +21,7 @@ import msgspec
 from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.errors import CairnError, CheckpointFailedError, FencedError, InvalidInputError, NotFoundError
 from cairn.logs import get_logger
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem
 from cairn.storage.manifest_store import Runs

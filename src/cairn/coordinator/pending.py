@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cairn.coordinator.statistics import Tasks
 from cairn.errors import CheckpointFailedError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, StateHandle
 
 Snapshots = Mapping[str, list[StateHandle]]

@@ -10,7 +10,7 @@ from cairn.coordinator.discards import Discards
 from cairn.coordinator.parties import Clock
 from cairn.errors import CairnError, FencedError
 from cairn.logs import get_logger
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of

@@ -12,7 +12,7 @@ from cairn.coordinator.assembly import completed_info
 from cairn.coordinator.parties import Clock, SavepointRunner, WrittenSavepoint
 from cairn.coordinator.pending import CheckpointRequest, Pending, SavepointOrder
 from cairn.errors import CairnError, InternalError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoint_store import CheckpointStore
 

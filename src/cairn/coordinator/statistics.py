@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cairn.errors import CheckpointFailedError
-from cairn.model.checkpoint import OperatorStats, SubtaskStats
+from cairn.model.checkpoint_records import OperatorStats, SubtaskStats
 from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
 

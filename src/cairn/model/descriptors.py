@@ -12,7 +12,7 @@ from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.ddl import as_type
 from cairn.model.evolution import paths
 from cairn.model.functions import AggregateFunction, ReduceFunction, reducing
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.types import DataType
 
 _NAME = re.compile(r"[A-Za-z0-9][\w .\-]{0,127}", re.ASCII)

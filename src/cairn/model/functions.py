@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         ReducingStateDescriptor,
         ValueStateDescriptor,
     )
-    from cairn.model.outputs import OutputTag
+    from cairn.model.output_tags import OutputTag
 
 
 class TimeDomain(Enum):

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from cairn.errors import InvalidInputError, StateTypeError
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 
 

@@ -11,12 +11,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cairn.model.functions import RuntimeContext
-from cairn.model.simple import Function
+from cairn.model.simple_functions import Function
 from cairn.model.typevars import VALUE_IN, VALUE_OUT
 
 if TYPE_CHECKING:
     from cairn.model.descriptors import StateDescriptor, ValueStateDescriptor
-    from cairn.model.outputs import OutputTag
+    from cairn.model.output_tags import OutputTag
 
 MAX_TIME = (1 << 63) - 1
 

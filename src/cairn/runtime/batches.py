@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from cairn.errors import InternalError, InvalidInputError, UserFunctionError
 from cairn.model.keygroups import KeyGroupRange
-from cairn.model.outputs import OutputTag
+from cairn.model.output_tags import OutputTag
 from cairn.runtime.casts import CastError, cast_exactly
 from cairn.runtime.exact import exact_fit
 from cairn.runtime.values import arrow_column, python_values

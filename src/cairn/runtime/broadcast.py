@@ -8,7 +8,7 @@ from typing import Any
 from cairn.errors import NotFoundError
 from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.manifest import EpochContext
-from cairn.model.outputs import OutputTag, check_tag
+from cairn.model.output_tags import OutputTag, check_tag
 from cairn.runtime.broadcast_maps import ReadOnlyMap
 from cairn.runtime.operator import ElementContext, TaskTimerService
 from cairn.runtime.operator_states import OperatorStates

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from cairn.errors import StateMisuseError
 from cairn.model.manifest import EpochContext
-from cairn.model.outputs import OutputTag, check_tag
+from cairn.model.output_tags import OutputTag, check_tag
 from cairn.model.rows import row_class
 from cairn.runtime.batches import INPUT_COLUMN, event_times, row_columns
 from cairn.runtime.broadcast import BroadcastStates, KeyedReadContext, PlainReadContext, WriteContext

@@ -14,8 +14,8 @@ from cairn.errors import UserFunctionError
 from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, StateTtlConfig, Time
 from cairn.model.functions import RuntimeContext
-from cairn.model.outputs import OutputTag
-from cairn.model.process import KeyedCoProcessFunction, ProcessJoinFunction
+from cairn.model.output_tags import OutputTag
+from cairn.model.process_functions import KeyedCoProcessFunction, ProcessJoinFunction
 from cairn.runtime.simple import checked_rows
 from cairn.state.drafts import ListDraft
 

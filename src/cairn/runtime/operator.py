@@ -36,9 +36,9 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
-from cairn.model.outputs import OutputTag, check_tag
-from cairn.model.process import CheckpointedFunction
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.output_tags import OutputTag, check_tag
+from cairn.model.process_functions import CheckpointedFunction
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
 from cairn.runtime.outputs import output_builder

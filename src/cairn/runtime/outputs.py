@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.errors import InternalError
-from cairn.model.outputs import FROM_COLUMN, TAG_COLUMN, output_column
+from cairn.model.output_tags import FROM_COLUMN, TAG_COLUMN, output_column
 from cairn.runtime.batches import OutputBuilder, is_aside, unknown_tag
 
 

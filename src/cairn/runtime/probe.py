@@ -12,7 +12,7 @@ from cairn.errors import CairnError, InvalidInputError
 from cairn.model.descriptors import ListStateDescriptor, StateDescriptor, StateKind
 from cairn.model.evolution import StateDeclaration, paths
 from cairn.model.manifest import BROADCAST, StateSpec
-from cairn.model.process import CheckpointedFunction
+from cairn.model.process_functions import CheckpointedFunction
 from cairn.runtime.kinds import operator_kind
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.operator_states import LIST, UNION, spec_of_operator_state

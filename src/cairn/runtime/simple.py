@@ -17,10 +17,10 @@ import pyarrow as pa
 from cairn.errors import CairnError, InvalidInputError, StateMisuseError, UserFunctionError
 from cairn.model.functions import KeyedProcessFunction, RuntimeContext
 from cairn.model.manifest import EpochContext
-from cairn.model.process import KeyedCoProcessFunction
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.process_functions import KeyedCoProcessFunction
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
-from cairn.model.simple import FilterFunction, FlatMapFunction, Function, KeySelector, MapFunction
+from cairn.model.simple_functions import FilterFunction, FlatMapFunction, Function, KeySelector, MapFunction
 from cairn.runtime.batches import OutputBuilder, row_columns
 from cairn.runtime.exact import exact_array
 from cairn.runtime.outputs import SideSpec, output_builder

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError, StateTypeError
-from cairn.model.checkpoint import Checkpoint, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointType
 from cairn.model.ddl import parse_keys, parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateSpec, gave_up
-from cairn.model.naming import Pair, choices, meant, spelled
-from cairn.model.savepoint import Columns, SavepointMetadata, SavepointOperator, StateTable
+from cairn.model.state_names import Pair, choices, meant, spelled
+from cairn.model.savepoint_records import Columns, SavepointMetadata, SavepointOperator, StateTable
 from cairn.model.types import DataType
 from cairn.runtime.savepoint import TableWork, checked_schema, table_rows
 from cairn.state.columns import arrow_type, is_pickled, stored_list, typed_list

@@ -39,7 +39,7 @@ class OperatorSpec:
     bare_out: bool = False
     """The function puts out values of the one output column rather than rows."""
     tagged: bool = False
-    """Rows go out tagged (`model/outputs.py`), because the output is read more than once or has side outputs."""
+    """Rows go out tagged (`model/output_tags.py`), because the output is read more than once or has side outputs."""
     sides: tuple[SideSpec, ...] = ()
     second: InputSpec | None = None
     """The second input of an operator that has two; the first one is described by the operator itself."""

@@ -19,7 +19,7 @@ from cairn.errors import InternalError, UserFunctionError
 from cairn.model.ddl import parse_type
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
-from cairn.model.outputs import OutputTag
+from cairn.model.output_tags import OutputTag
 from cairn.runtime.batches import KeyedChunk
 from cairn.runtime.builtin import check_sums, extreme
 from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings

@@ -9,7 +9,7 @@ from typing import Any
 from cairn.errors import InvalidInputError
 from cairn.model.assigners import CountSlidingWindowAssigner, GlobalWindows, SessionWindows, TimeWindows
 from cairn.model.functions import AggregateFunction, ReduceFunction
-from cairn.model.outputs import OutputTag, check_same_columns
+from cairn.model.output_tags import OutputTag, check_same_columns
 from cairn.model.triggers import ContinuousEventTimeTrigger, EventTimeTrigger, PurgingTrigger, without_timers
 from cairn.model.windows import (
     AllWindowFunction,

@@ -13,9 +13,9 @@ from typing import Any
 from cairn.errors import StateMisuseError, UserFunctionError
 from cairn.model.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction, RuntimeContext, TimeDomain
 from cairn.model.manifest import NO_WATERMARK
-from cairn.model.outputs import OutputTag
-from cairn.model.pyflink import PyFlinkNames
-from cairn.model.simple import Function
+from cairn.model.output_tags import OutputTag
+from cairn.model.pyflink_names import PyFlinkNames
+from cairn.model.simple_functions import Function
 from cairn.model.windows import (
     MAX_TIME,
     CountWindow,

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from cairn.errors import CorruptFileError, InternalError, InvalidInputError
 from cairn.model.ddl import parse_type
 from cairn.model.manifest import StateSpec
-from cairn.model.savepoint import Columns
+from cairn.model.savepoint_records import Columns
 from cairn.model.types import DataType, Storage
 from cairn.state.codec import KeyCodec, group_order, with_groups
 from cairn.state.columns import (

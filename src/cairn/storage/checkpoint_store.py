@@ -18,7 +18,7 @@ import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, IncompatibleStateError, NotFoundError, StorageError
 from cairn.logs import get_logger
-from cairn.model.checkpoint import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import gave_up
 from cairn.storage import layout, record_file
 from cairn.storage.run_bases import Base, newest_base

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
 from cairn.model.limits import MAX_TIME_MS, wrong_entry, wrong_numbers, wrong_state
 from cairn.model.manifest import Manifest, OperatorState, StateHandle

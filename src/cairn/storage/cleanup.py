@@ -16,7 +16,7 @@ import msgspec
 
 from cairn.errors import CairnError
 from cairn.logs import get_logger
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Garbage, Manifest
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore

@@ -28,11 +28,11 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.logs import get_logger
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.keygroups import MAX_PARALLELISM_LIMIT
 from cairn.model.limits import MAX_EPOCH, MAX_TIME_MS, read_positions, wrong_numbers, wrong_state
 from cairn.model.manifest import BROADCAST
-from cairn.model.savepoint import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
+from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
 from cairn.storage import layout, record_file, regular_files
 from cairn.storage.filesystem import FileSystem, local_root, open_filesystem, sync
 from cairn.storage.regular_files import MAX_METADATA

@@ -20,7 +20,7 @@ import xxhash
 
 from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
-from cairn.model.savepoint import TableFile
+from cairn.model.savepoint_records import TableFile
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.savepoint_folder import mapped

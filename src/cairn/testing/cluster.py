@@ -15,7 +15,7 @@ from cairn.errors import InvalidInputError
 from cairn.model import keygroups
 from cairn.model.ddl import parse_columns
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle
-from cairn.model.outputs import TAG_COLUMN, OutputTag, output_column, row_columns_of
+from cairn.model.output_tags import TAG_COLUMN, OutputTag, output_column, row_columns_of
 from cairn.model.rows import row_class
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN

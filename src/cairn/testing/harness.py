@@ -27,7 +27,7 @@ from cairn.model.ddl import parse_columns, parse_type
 from cairn.model.descriptors import StateKind
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest
-from cairn.model.outputs import OutputTag
+from cairn.model.output_tags import OutputTag
 from cairn.model.types import DataType
 from cairn.runtime.kinds import PROCESS, operator_kind
 from cairn.runtime.operator import OperatorSpec, Timings

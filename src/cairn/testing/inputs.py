@@ -12,8 +12,8 @@ import pyarrow as pa
 from cairn.errors import InvalidInputError
 from cairn.model import keygroups
 from cairn.model.descriptors import MapStateDescriptor
-from cairn.model.outputs import OutputTag, row_columns_of
-from cairn.model.process import (
+from cairn.model.output_tags import OutputTag, row_columns_of
+from cairn.model.process_functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
     KeyedBroadcastProcessFunction,

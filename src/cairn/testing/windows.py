@@ -12,7 +12,7 @@ from cairn.model.assigners import TimeWindows, millis
 from cairn.model.ddl import as_type, parse_columns
 from cairn.model.descriptors import Time
 from cairn.model.functions import AggregateFunction
-from cairn.model.outputs import OutputTag
+from cairn.model.output_tags import OutputTag
 from cairn.model.types import DataType, Types
 from cairn.model.windows import Trigger, WindowAssigner
 from cairn.runtime.kinds import WINDOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cairn.model.checkpoint import CheckpointInfo, OperatorStats, SubtaskStats
+from cairn.model.checkpoint_records import CheckpointInfo, OperatorStats, SubtaskStats
 from cairn.view import vertices
 from cairn.view.health import health_of
 from cairn.view.reading import spread

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape as escaped
 from typing import Any
 
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.text import printable
 from cairn.view import words
 from cairn.view.health import health_of

@@ -12,7 +12,7 @@ import msgspec
 
 from cairn.coordinator.statistics import handles_of
 from cairn.errors import CairnError, InvalidInputError, NotFoundError
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.manifest import NO_WATERMARK, Manifest, OperatorState
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.view.journal import EpochStats, Event
 from cairn.view.topology import Vertex
 

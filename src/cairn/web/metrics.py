@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.view.records import ENDED, JobView, OperatorView, is_savepoint
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from cairn import __version__
 from cairn.errors import CairnError, CorruptFileError, InternalError, NotFoundError, remedy
 from cairn.logs import get_logger
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.savepoint_folder import savepoint_there
 from cairn.text import printable
 from cairn.view import documents, words

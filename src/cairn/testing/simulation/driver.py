@@ -25,7 +25,7 @@ from cairn.coordinator.epochs import EpochLoop, OperatorPlan
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.coordinator.parties import JobFacts
 from cairn.errors import CairnError, FencedError
-from cairn.model.checkpoint import CheckpointInfo
+from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.ddl import key_ddl
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.runtime.compact import compact_range

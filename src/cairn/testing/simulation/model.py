@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from cairn.errors import CairnError
-from cairn.model.checkpoint import Checkpoint
+from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest, StateHandle, gave_up, inline_key
 from cairn.state.codec import time_value
 from cairn.storage import layout

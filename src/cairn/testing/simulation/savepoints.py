@@ -19,8 +19,8 @@ from cairn.coordinator.checkpoints import CheckpointCoordinator
 from cairn.coordinator.epochs import EpochLoop
 from cairn.coordinator.pending import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError
-from cairn.model.checkpoint import CheckpointInfo, CheckpointStatus
-from cairn.model.savepoint import SavepointMetadata, StateTable
+from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus
+from cairn.model.savepoint_records import SavepointMetadata, StateTable
 from cairn.storage import layout
 from cairn.storage.savepoint_folder import decode_savepoint, named_files
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem

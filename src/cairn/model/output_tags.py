@@ -13,7 +13,7 @@ from typing import Any
 
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_columns, parse_type
-from cairn.model.pyflink import PyFlinkNames
+from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.types import DataType
 
 TAG_COLUMN = "__cairn_tag"

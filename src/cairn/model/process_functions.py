@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from cairn.model.functions import KeyedProcessFunction, ListState, MapState, RuntimeContext, TimeDomain, TimerService
-from cairn.model.simple import Function
+from cairn.model.simple_functions import Function
 from cairn.model.typevars import IN1, IN2, KEY, OUT, VALUE, VALUE_OUT
 
 if TYPE_CHECKING:
     from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor
-    from cairn.model.outputs import OutputTag
+    from cairn.model.output_tags import OutputTag
 
 
 class ProcessFunction(Function):
