@@ -17,7 +17,7 @@ from tests.spark.oracle import Row, expected, numbered_rows
 from cairn.api.restore import damage
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
-from cairn.state.files import StateFiles
+from cairn.state.section_changes import StateFiles
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import LocalFileSystem

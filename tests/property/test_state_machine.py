@@ -19,7 +19,7 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import TimeDomain
-from cairn.state import store
+from cairn.state import working_store
 from cairn.testing.harness import Timer
 
 KEYS = ["", "a", "a\0", "b" * 600, "ü"]
@@ -62,8 +62,8 @@ class Job(RuleBasedStateMachine):
     )
     def start(self, backend: str, parallelism: int, chain: int, inline: int, defer: int) -> None:
         self.patch.setattr(compaction, "DEFER_EPOCHS", defer - 1)
-        self.patch.setattr(store, "DEFER_EPOCHS", defer)
-        self.patch.setattr(store, "_LAYER_ROWS", 1)
+        self.patch.setattr(working_store, "DEFER_EPOCHS", defer)
+        self.patch.setattr(working_store, "_LAYER_ROWS", 1)
         self.lab = Lab(
             ValueStateDescriptor("value", "bigint"),
             ListStateDescriptor("elements", "string"),

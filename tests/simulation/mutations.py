@@ -15,8 +15,8 @@ from cairn.coordinator import compaction, epochs
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
 from cairn.runtime import compact, task
-from cairn.state import table, timers
-from cairn.state.files import changes_of
+from cairn.state import state_table, timers
+from cairn.state.section_changes import changes_of
 from cairn.storage import cleanup, layout
 from cairn.storage import chain_merge as compaction_files
 from cairn.storage.checkpoint_store import CheckpointStore
@@ -276,7 +276,7 @@ def state_expires_a_moment_late(patch: Patch) -> None:
     def expired(self: Any, time: int | None) -> bool:
         return time is not None and time + self.length + 20 <= self.clock
 
-    patch.setattr(table.Ttl, "expired", expired)
+    patch.setattr(state_table.Ttl, "expired", expired)
 
 
 SEEDS = {

@@ -20,7 +20,7 @@ from cairn.errors import EpochFailedError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.runtime import compact as compact_task
-from cairn.state import store
+from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
 from cairn.testing.faults import FaultPlan, FaultyFileSystem
@@ -193,8 +193,8 @@ class World:
             assert sorted(timer.key for timer in harness.timers()) == sorted({key for key, _ in EPOCHS[epochs - 1]})
 
     def lose_stores(self) -> None:
-        for key in [key for key in store._resident if key.startswith(str(self.local))]:
-            store._resident.pop(key)
+        for key in [key for key in working_store._resident if key.startswith(str(self.local))]:
+            working_store._resident.pop(key)
         shutil.rmtree(self.local, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from tests.unit.epochs_lab import World, calls_of_a_run
 
 from cairn.coordinator import compaction as compaction_module
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
-from cairn.state import store
+from cairn.state import working_store
 from cairn.testing.faults import Crash, Fault, FaultPlan
 
 
@@ -19,7 +19,7 @@ from cairn.testing.faults import Crash, Fault, FaultPlan
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compactions are adopted by the next epoch, so that a short job sees them."""
     monkeypatch.setattr(compaction_module, "DEFER_EPOCHS", -1)
-    monkeypatch.setattr(store, "DEFER_EPOCHS", 1)
+    monkeypatch.setattr(working_store, "DEFER_EPOCHS", 1)
 
 
 @pytest.fixture

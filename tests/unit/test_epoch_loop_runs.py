@@ -13,7 +13,7 @@ from tests.unit.epochs_lab import EPOCHS, World
 from cairn.coordinator import compaction as compaction_module
 from cairn.errors import CairnError, CorruptFileError, EpochFailedError, FencedError
 from cairn.model.manifest import TaskAck
-from cairn.state import store
+from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs, encode_manifest
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem
@@ -24,7 +24,7 @@ from cairn.testing.harness import LocalCluster
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compactions are adopted by the next epoch, so that a short job sees them."""
     monkeypatch.setattr(compaction_module, "DEFER_EPOCHS", -1)
-    monkeypatch.setattr(store, "DEFER_EPOCHS", 1)
+    monkeypatch.setattr(working_store, "DEFER_EPOCHS", 1)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from cairn.cli.output import Output
 from cairn.coordinator.control import ask
 from cairn.coordinator.offsets import LocalOffsets
 from cairn.errors import CairnError, CorruptFileError, FencedError
-from cairn.state import stores
+from cairn.state import local_stores
 from cairn.storage import layout, regular_files, running_jobs
 from cairn.storage.filesystem import LocalFileSystem, sync
 from cairn.storage.manifest_store import Runs, load_identity
@@ -265,11 +265,11 @@ def test_working_stores_of_a_job_whose_identity_is_none_are_kept(
     place = tmp_path / "stores" / layout.store_folder(str(root / JOB), identity.incarnation)
     place.mkdir(parents=True)
     owner = {"job_dir": str(root / JOB), "incarnation": identity.incarnation}
-    (place / stores._OWNER).write_text(json.dumps(owner))
-    (live,) = stores.survey(str(tmp_path / "stores"))
+    (place / local_stores._OWNER).write_text(json.dumps(owner))
+    (live,) = local_stores.survey(str(tmp_path / "stores"))
     assert live.state == "live"
     put(root / JOB / layout.JOB, make)
-    (unknown,) = stores.survey(str(tmp_path / "stores"))
+    (unknown,) = local_stores.survey(str(tmp_path / "stores"))
     assert unknown.state == "hidden"
 
 

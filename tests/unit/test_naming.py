@@ -14,7 +14,7 @@ from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata
 from cairn.runtime import snapshots
-from cairn.state.typed import table_schema
+from cairn.state.typed_tables import table_schema
 from cairn.storage.filesystem import LocalFileSystem
 
 STATES = {"a": "b.c", "a.b": "c", "plain": "state"}

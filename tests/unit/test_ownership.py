@@ -17,7 +17,7 @@ from cairn.api.restore import damage
 from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, StateHandle
-from cairn.state.files import StateFiles
+from cairn.state.section_changes import StateFiles
 from cairn.storage import state_file
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

@@ -33,7 +33,7 @@ from cairn.runtime.savepoint import (
     write_tables,
 )
 from cairn.runtime.snapshots import find_rows, first_rows, open_snapshot
-from cairn.state.typed import table_schema, to_section, to_table
+from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import savepoint_folder, savepoint_parquet
 from cairn.storage.chain_merge import groups_of, write_snapshot
 from cairn.storage.filesystem import LocalFileSystem

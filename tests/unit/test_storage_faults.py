@@ -15,7 +15,7 @@ from cairn.api.restore import damage
 from cairn.coordinator import compaction as compaction_module
 from cairn.errors import CorruptFileError, StorageError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.state import store
+from cairn.state import working_store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem
@@ -34,7 +34,7 @@ STEPS = ["begin", "announced", "prepared", "acknowledged", "committed", "publish
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compactions are adopted by the next epoch, so that a short job sees them."""
     monkeypatch.setattr(compaction_module, "DEFER_EPOCHS", -1)
-    monkeypatch.setattr(store, "DEFER_EPOCHS", 1)
+    monkeypatch.setattr(working_store, "DEFER_EPOCHS", 1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.unit.lab import BACKENDS, Lab
 
 from cairn.errors import CorruptFileError, EpochFailedError, InternalError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from cairn.state import store
+from cairn.state import working_store
 from cairn.state.backend import DamagedStoreError, load_backend
 from cairn.state.lmdb_backend import LmdbBackend
 from cairn.testing.faults import flip_bit, truncate
@@ -70,7 +70,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def store_folders(lab: Lab) -> Iterator[Path]:
-    for part in (store.VALUES, store.ENTRIES):
+    for part in (working_store.VALUES, working_store.ENTRIES):
         yield from sorted(path for path in Path(lab.local_directory).rglob(f"*-{part}") if path.is_dir())
 
 
@@ -211,7 +211,7 @@ def test_a_deleted_folder_is_rebuilt(disk_lab: Lab, what: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["magic", "garbage", "half", "page", "empty"])
-@pytest.mark.parametrize("part", [store.VALUES, store.ENTRIES])
+@pytest.mark.parametrize("part", [working_store.VALUES, working_store.ENTRIES])
 def test_a_damaged_lmdb_store_is_rebuilt_with_a_warning(
     damage: str, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_build_that_was_cut_off_leaves_nothing(disk_lab: Lab, monkeypatch: pyt
     lab.later("gone", lambda s, c: s.v.update(1), lambda s, c: s.m.put(1, 1))
     lab.run_epoch()
     lab.restart()
-    monkeypatch.setattr(store, "_LOAD_ROWS", 1)
+    monkeypatch.setattr(working_store, "_LOAD_ROWS", 1)
     kind = load_backend(lab.spec.backend)
     plain = kind.apply
 
@@ -375,7 +375,7 @@ def test_rows_of_another_subtask_are_refused(together: bool) -> None:
 
 def test_large_epochs_are_read_through_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than a layer needs, with and without keys that only the backend knows."""
-    monkeypatch.setattr(store, "_LAYER_ROWS", 4)
+    monkeypatch.setattr(working_store, "_LAYER_ROWS", 4)
     with lab_of("lmdb") as lab:
         for number in range(25):
             write(lab, number, KEYS[: 4 + number % 4])

@@ -16,7 +16,7 @@ from cairn.cli.doctor import Status, check_stores
 from cairn.cli.main import app
 from cairn.errors import StorageError
 from cairn.model.descriptors import ValueStateDescriptor
-from cairn.state.stores import remove, survey
+from cairn.state.local_stores import remove, survey
 
 
 def fill(folder: Path, name: str, local: Path, **settings: Any) -> Path:

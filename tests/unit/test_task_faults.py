@@ -17,7 +17,7 @@ from tests.unit.epochs_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 from cairn.api.recovery import recover
 from cairn.config import Settings
 from cairn.errors import CairnError, InvalidInputError, UserFunctionError
-from cairn.state import store
+from cairn.state import working_store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem
@@ -128,7 +128,7 @@ class Speculating(LocalCluster):
 
 @pytest.fixture(params=["lmdb", "rocksdb"])
 def world(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(store, "DEFER_EPOCHS", 1)
+    monkeypatch.setattr(working_store, "DEFER_EPOCHS", 1)
     made = World(tmp_path, request.param)
     processes = multiprocessing.get_context("spawn")
     with processes.Pool(2, _meet, (processes.Barrier(2),)) as workers:

@@ -47,8 +47,8 @@ from cairn import (
     WindowSerializer,
 )
 from cairn.model.ddl import parse_type
-from cairn.state.files import StateFiles
-from cairn.state.typed import table_schema, to_section, to_table
+from cairn.state.section_changes import StateFiles
+from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.testing import WindowHarness, windows
 
 

@@ -19,8 +19,8 @@ from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
 from cairn.model.state_names import choices, meant, spelled
 from cairn.runtime.probe import Declared
-from cairn.state.columns import is_pickled
-from cairn.state.convert import Conversion
+from cairn.state.typed_columns import is_pickled
+from cairn.state.type_conversion import Conversion
 
 
 @dataclass(frozen=True, slots=True)

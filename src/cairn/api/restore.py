@@ -31,7 +31,7 @@ from cairn.errors import CorruptFileError, InternalError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
-from cairn.state.files import StateFiles
+from cairn.state.section_changes import StateFiles
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem

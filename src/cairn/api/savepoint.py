@@ -48,7 +48,7 @@ from cairn.runtime.snapshots import (
     reading,
 )
 from cairn.state.codec import KeyCodec
-from cairn.state.typed import table_schema
+from cairn.state.typed_tables import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.savepoint_folder import SavepointFolder, mapped

@@ -310,7 +310,7 @@ def read_back(place: Path, expected_rows: int) -> Found:
 def stored_state(place: Path) -> dict[str, dict[str, int]]:
     """The job's state by name and user, from the files that the newest manifest names."""
     from cairn.model.keygroups import KeyGroupRange
-    from cairn.state.files import StateFiles
+    from cairn.state.section_changes import StateFiles
     from cairn.storage.chain_merge import compact
     from cairn.storage.filesystem import LocalFileSystem
     from cairn.storage.manifest_store import ManifestStore

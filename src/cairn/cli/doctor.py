@@ -345,7 +345,7 @@ def _broken_promise(probe: Path) -> str:
 
 def check_stores(place: str) -> Check:
     """Working stores that lie about on this host."""
-    from cairn.state.stores import survey
+    from cairn.state.local_stores import survey
 
     name = "working stores"
     path = local_path(place)
@@ -363,7 +363,7 @@ def check_stores(place: str) -> Check:
 
 def clean_stores(place: str, really: bool, out: Output) -> int:
     """Tell of all working stores in a local directory; with `really`, remove those whose job is gone."""
-    from cairn.state.stores import remove, survey
+    from cairn.state.local_stores import remove, survey
 
     path = local_path(place)
     found = survey(str(path)) if path is not None else []

@@ -1,7 +1,7 @@
 """What the type of a stored state may become when a job is restored with other code (docs/design/0003-savepoints.md).
 
 Types are compared as Spark DDL. `change` says whether one type can be reached from another, and what happens on the
-way, in words; the columns themselves are converted in `state/convert.py`. The type of a key never changes.
+way, in words; the columns themselves are converted in `state/type_conversion.py`. The type of a key never changes.
 """
 
 from __future__ import annotations

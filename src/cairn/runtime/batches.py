@@ -19,7 +19,7 @@ from cairn.runtime.casts import CastError, cast_exactly
 from cairn.runtime.exact import exact_fit
 from cairn.runtime.values import arrow_column, python_values
 from cairn.state.codec import KeyCodec, not_utf8, with_groups
-from cairn.state.slots import KeySlots
+from cairn.state.key_slots import KeySlots
 
 GROUP_COLUMN = "__cairn_group"
 INPUT_COLUMN = "__cairn_input"

@@ -13,7 +13,7 @@ from cairn.runtime.broadcast_maps import ReadOnlyMap
 from cairn.runtime.operator import ElementContext, TaskTimerService
 from cairn.runtime.operator_states import OperatorStates
 from cairn.state.codec import KeyCodec
-from cairn.state.slots import KeySlots
+from cairn.state.key_slots import KeySlots
 
 
 class BroadcastStates:

@@ -8,7 +8,7 @@ import msgspec
 
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState
-from cairn.state.files import StateFiles
+from cairn.state.section_changes import StateFiles
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem

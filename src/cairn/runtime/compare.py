@@ -15,7 +15,7 @@ from cairn.model.ddl import parse_type
 from cairn.runtime.savepoint import TableWork, opener
 from cairn.runtime.snapshots import ChainRows, FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
 from cairn.state.codec import KeyCodec
-from cairn.state.columns import arrow_type, stored_column
+from cairn.state.typed_columns import arrow_type, stored_column
 from cairn.storage import layout, savepoint_folder
 from cairn.storage.savepoint_folder import Problem, Progress
 

@@ -47,7 +47,7 @@ from cairn.runtime.spec import InputSpec as InputSpec
 from cairn.runtime.spec import OperatorSpec as OperatorSpec
 from cairn.runtime.timer_service import TaskTimerService as TaskTimerService
 from cairn.state.codec import KeyCodec
-from cairn.state.slots import KeySlots
+from cairn.state.key_slots import KeySlots
 from cairn.storage.state_file import Section
 
 if TYPE_CHECKING:

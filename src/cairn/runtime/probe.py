@@ -17,8 +17,8 @@ from cairn.runtime.kinds import operator_kind
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.operator_states import LIST, UNION, spec_of_operator_state
 from cairn.runtime.registry import spec_of
-from cairn.state.convert import pack_default
-from cairn.state.slots import no_current_key
+from cairn.state.type_conversion import pack_default
+from cairn.state.key_slots import no_current_key
 
 
 class Declared(msgspec.Struct, frozen=True, omit_defaults=True):

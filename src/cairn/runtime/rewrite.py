@@ -1,6 +1,6 @@
 """What a task of a restore does with the state files of a checkpoint: merge one range, convert its states, write anew.
 
-States that serve as they are go from section to section; the others pass through typed tables (`state/typed.py`).
+States that serve as they are go from section to section; the others pass through typed tables (`state/typed_tables.py`).
 Memory follows the largest key group.
 """
 
@@ -18,10 +18,10 @@ from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.runtime.operator_states import without_waiting
-from cairn.state.convert import Conversion
+from cairn.state.type_conversion import Conversion
 from cairn.state.expiry import alive
-from cairn.state.files import StateFiles
-from cairn.state.typed import table_schema, to_section, to_table
+from cairn.state.section_changes import StateFiles
+from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.chain_merge import compact, write_snapshot

@@ -26,8 +26,8 @@ from cairn.model.savepoint_records import SavepointOperator, StateTable, TableFi
 from cairn.runtime.operator_states import without_waiting
 from cairn.state.codec import KeyCodec
 from cairn.state.expiry import alive
-from cairn.state.files import StateFiles
-from cairn.state.typed import table_schema, to_section, to_table
+from cairn.state.section_changes import StateFiles
+from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import chain_merge, layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.chain_merge import compact, groups_of, write_snapshot

@@ -28,9 +28,9 @@ from cairn.model.state_names import Pair, choices, meant, spelled
 from cairn.model.savepoint_records import Columns, SavepointMetadata, SavepointOperator, StateTable
 from cairn.model.types import DataType
 from cairn.runtime.savepoint import TableWork, checked_schema, table_rows
-from cairn.state.columns import arrow_type, is_pickled, stored_list, typed_list
+from cairn.state.typed_columns import arrow_type, is_pickled, stored_list, typed_list
 from cairn.state.expiry import alive
-from cairn.state.typed import table_schema
+from cairn.state.typed_tables import table_schema
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root

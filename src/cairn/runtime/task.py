@@ -29,9 +29,9 @@ from cairn.runtime.operator_states import History
 from cairn.runtime.registry import StateRegistry
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
-from cairn.state.files import StateFiles
-from cairn.state.slots import KeySlots
-from cairn.state.store import open_store
+from cairn.state.section_changes import StateFiles
+from cairn.state.key_slots import KeySlots
+from cairn.state.working_store import open_store
 from cairn.storage import layout, state_file
 from cairn.storage.filesystem import FileSystem, open_filesystem
 from cairn.storage.manifest_store import ManifestStore

@@ -21,7 +21,7 @@ from cairn.model.descriptors import (
 from cairn.model.functions import AggregateFunction, MapState, RuntimeContext, none_returned
 from cairn.model.types import DataType, Types
 from cairn.state.drafts import ListDraft, MapDraft
-from cairn.state.maps import MapStateHandle
+from cairn.state.map_state import MapStateHandle
 
 WINDOW = "struct<start:bigint,end:bigint>"
 

@@ -2,7 +2,7 @@
 
 A backend holds the working copy of one subtask's state on one host. It is a cache with a version: everything in it
 can be rebuilt from durable files, and it may be thrown away at any time. It knows nothing of epochs, key groups,
-types or files; `state/store.py` brings it to the right version, `cairn.testing.conformance` tests it.
+types or files; `state/working_store.py` brings it to the right version, `cairn.testing.conformance` tests it.
 
 A third party provides a backend as a class behind an entry point of the group `cairn.state_backends`.
 """

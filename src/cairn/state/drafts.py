@@ -1,6 +1,6 @@
 """Nested map values that change many times within an epoch: kept in parts, and made into bytes once.
 
-The values that user code reads and writes are bytes at all times (`state/table.py`), which a list that grows row by row
+The values that user code reads and writes are bytes at all times (`state/state_table.py`), which a list that grows row by row
 would pay for with a copy of all its elements at each row. A draft holds the stored forms of the parts of such a value.
 """
 

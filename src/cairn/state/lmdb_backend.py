@@ -42,7 +42,7 @@ class LmdbBackend(StateBackend):
     """One LMDB environment per subtask, one named database per table.
 
     Writes are not forced to disk: after a crash of the process the operating system still has them, and after a
-    crash of the host `state/store.py` discards the copy.
+    crash of the host `state/working_store.py` discards the copy.
     """
 
     shared = True

@@ -19,8 +19,8 @@ import pyarrow as pa
 from cairn.errors import InvalidInputError, StateMisuseError
 from cairn.model.types import Storage
 from cairn.state import codec
-from cairn.state.slots import KeySlots
-from cairn.state.store import WorkingStore
+from cairn.state.key_slots import KeySlots
+from cairn.state.working_store import WorkingStore
 from cairn.storage.state_file import Section, sorted_table
 
 EVENT_TIMERS = "_timers.event"

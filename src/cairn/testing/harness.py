@@ -34,10 +34,10 @@ from cairn.runtime.operator import OperatorSpec, Timings
 from cairn.runtime.operator_states import OperatorStates
 from cairn.runtime.registry import StateRegistry
 from cairn.runtime.task import history_of
-from cairn.state import codec, store
+from cairn.state import codec, working_store
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
-from cairn.state.slots import KeySlots
+from cairn.state.key_slots import KeySlots
 from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.history import open_history
@@ -392,8 +392,8 @@ class KeyedProcessHarness:
         return self._loop._context(self.epoch + 1, self._watermark, moment)
 
     def _lose_stores(self) -> None:
-        for key in [key for key in store._resident if key.startswith(self._local)]:
-            store._resident.pop(key).close()
+        for key in [key for key in working_store._resident if key.startswith(self._local)]:
+            working_store._resident.pop(key).close()
         shutil.rmtree(self._local, ignore_errors=True)
 
     @contextmanager
@@ -410,7 +410,7 @@ class KeyedProcessHarness:
         manifest = self._loop.current
         groups = keygroups.key_group_range(subtask, self.spec.parallelism, self.spec.max_parallelism)
         backend = load_backend(self.spec.backend)
-        working = store.open_store(backend, self.spec.backend, context, UID, groups, manifest, self.files)
+        working = working_store.open_store(backend, self.spec.backend, context, UID, groups, manifest, self.files)
         try:
             operator = manifest.operator(UID) if manifest is not None else None
             yield StateRegistry(UID, KeySlots(), working, operator.states if operator else [], context)

@@ -360,7 +360,7 @@ def _declared(commit: Committed, own: bool) -> Declared:
 
 _INSTANTS: dict[str, tuple[str, float]] = {}
 MEMORY: tuple[tuple[str, str, Any], ...] = (
-    ("cairn.state.store", "_resident", Memory("stores")),
+    ("cairn.state.working_store", "_resident", Memory("stores")),
     ("cairn.runtime.task", "_manifests", Memory("manifests")),
     ("cairn.coordinator.epoch_time", "_instants", _INSTANTS),
     ("cairn.storage.checkpoint_store", "_LOOK_AHEAD", 3),  # less to look at: more histories

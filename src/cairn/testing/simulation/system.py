@@ -59,7 +59,7 @@ MODULES = {
     "cairn.runtime.rewrite": ("open_filesystem", "uuid"),
     "cairn.runtime.savepoint": ("open_filesystem", "uuid"),
     "cairn.runtime.task": ("time",),
-    "cairn.state.store": ("own_folder", "time"),
+    "cairn.state.working_store": ("own_folder", "time"),
     "cairn.storage.checkpoint_store": ("os", "time", "uuid", "LocalFileSystem"),
     "cairn.storage.cleanup": ("time",),
     "cairn.storage.manifest_store": ("uuid",),

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cairn.model.keygroups import SPARK_HASH_SEED, spark_hash
 from cairn.model.types import DataType, Storage
-from cairn.state.columns import parts, stored_column
+from cairn.state.typed_columns import parts, stored_column
 
 _Words = np.ndarray[Any, Any]
 _C1, _C2, _M = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)

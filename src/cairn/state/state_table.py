@@ -1,7 +1,7 @@
 """What all kinds of state share inside a task: the declaration, TTL, fitting values to their type, draining changes.
 
 Every mutation goes through a handle's own table, which is also what writes the delta, so none can be forgotten.
-`state/values.py` has one value per key, `state/maps.py` and `state/lists.py` many entries per key.
+`state/value_state.py` has one value per key, `state/map_state.py` and `state/list_state.py` many entries per key.
 
 Values of plain types (numbers, text, bytes) are kept as they are. All others are kept encoded and decoded anew at
 each read: changing an object that came from state has no effect until it is written back, on any backend.
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from cairn.errors import InternalError, StateTypeError
 from cairn.model.descriptors import StateDescriptor, StateTtlConfig, StateVisibility, UpdateType
 from cairn.model.types import DataType
-from cairn.state.slots import KeySlots
-from cairn.state.store import WorkingStore
+from cairn.state.key_slots import KeySlots
+from cairn.state.working_store import WorkingStore
 from cairn.storage.state_file import ARROW_STORAGE, Section
 
 

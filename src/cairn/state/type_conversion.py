@@ -18,7 +18,7 @@ from cairn.errors import IncompatibleStateError
 from cairn.model.ddl import parse_type
 from cairn.model.evolution import ELEMENT, VALUE, change
 from cairn.model.types import DataType
-from cairn.state.columns import arrow_type
+from cairn.state.typed_columns import arrow_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ well as a backend does: so up to `DEFER_EPOCHS` deltas are kept as layers over t
 newest value of each key once. An epoch then writes to the backend only now and then, and the keys that were touched
 last are found without asking it at all.
 
-Not known here: types and handles (`state/table.py`), and what an epoch does with the state (`runtime/`).
+Not known here: types and handles (`state/state_table.py`), and what an epoch does with the state (`runtime/`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from cairn.model.manifest import DEFER_EPOCHS, EpochContext, Manifest, OperatorS
 from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
-from cairn.state.files import StateFiles, changes_of
-from cairn.state.folder import FolderLock, StoreFolder, own_folder
+from cairn.state.section_changes import StateFiles, changes_of
+from cairn.state.store_folder import FolderLock, StoreFolder, own_folder
 from cairn.state.memory_backend import MemoryBackend
-from cairn.state.stores import note_owner
+from cairn.state.local_stores import note_owner
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import FileSystem

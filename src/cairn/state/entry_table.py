@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from cairn.state import codec
-from cairn.state.slots import no_current_key
-from cairn.state.table import StateTable
+from cairn.state.key_slots import no_current_key
+from cairn.state.state_table import StateTable
 
 
 class EntryTable(StateTable):

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from cairn.model.types import Storage
 from cairn.state import codec
-from cairn.state.entries import EntryTable
-from cairn.state.slots import no_current_key
+from cairn.state.entry_table import EntryTable
+from cairn.state.key_slots import no_current_key
 from cairn.storage.state_file import Section, sorted_table
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -11,8 +11,8 @@ import pyarrow as pa
 from cairn.errors import StateMisuseError
 from cairn.model.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from cairn.model.functions import none_returned
-from cairn.state.slots import no_current_key
-from cairn.state.table import StateTable
+from cairn.state.key_slots import no_current_key
+from cairn.state.state_table import StateTable
 from cairn.storage.state_file import Section, grouped_table
 
 _NO_SLOT = (IndexError, TypeError)

@@ -25,8 +25,8 @@ from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.types import DataType, Storage
 from cairn.state import codec
 from cairn.state.drafts import Draft
-from cairn.state.entries import EntryTable
-from cairn.state.slots import no_current_key
+from cairn.state.entry_table import EntryTable
+from cairn.state.key_slots import no_current_key
 from cairn.storage.state_file import Section, ordered_table
 
 SMALL = 16
