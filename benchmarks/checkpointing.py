@@ -21,7 +21,7 @@ from benchmarks.spark_native import STATE
 from cairn import JobHandle, JobStatus
 from cairn.api.stream import DataStream
 from cairn.model.keygroups import key_group_range
-from cairn.runtime.compact import compact_range
+from cairn.snapshots.compact_task import compact_range
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore

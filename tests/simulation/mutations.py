@@ -14,7 +14,8 @@ from cairn.api import recovery, restore, retention, savepoints, sinks
 from cairn.coordinator import compaction, epochs
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
-from cairn.runtime import compact, task
+from cairn.snapshots import compact_task
+from cairn.runtime import task
 from cairn.state import state_table, timers
 from cairn.state.section_changes import changes_of
 from cairn.storage import cleanup, layout
@@ -117,7 +118,7 @@ def snapshots_are_acknowledged_before_they_are_written(patch: Patch) -> None:
     def wrapped(files: Any, path: str, *more: Any) -> Any:
         return write(Nowhere() if path.startswith("chk-") else files, path, *more)  # type: ignore[arg-type]
 
-    patch.setattr(compact, "write_snapshot", wrapped)
+    patch.setattr(compact_task, "write_snapshot", wrapped)
 
 
 def late_acknowledgements_count(patch: Patch) -> None:

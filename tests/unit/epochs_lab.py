@@ -19,7 +19,7 @@ from cairn.coordinator.offsets import LocalOffsets
 from cairn.errors import EpochFailedError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
-from cairn.runtime import compact as compact_task
+from cairn.snapshots import compact_task
 from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore

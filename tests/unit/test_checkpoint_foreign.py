@@ -31,8 +31,8 @@ from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.types import Storage
-from cairn.runtime.compare import verified
-from cairn.runtime.snapshots import open_snapshot
+from cairn.snapshots.difference import verified
+from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import record_file, regular_files, state_file
 from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint, encode_checkpoint
 from cairn.storage.cleanup import collect, plan_garbage, sweep

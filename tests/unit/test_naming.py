@@ -13,7 +13,7 @@ from cairn.config import Settings
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata
-from cairn.runtime import snapshots
+from cairn.snapshots import snapshot
 from cairn.state.typed_tables import table_schema
 from cairn.storage.filesystem import LocalFileSystem
 
@@ -61,12 +61,12 @@ def test_readers_allow_pickles_in_the_same_way() -> None:
     for uid, state in STATES.items():
         spec = StateSpec(state, "value", "pickle")
         columns, schema = table_schema((), spec)
-        operators[uid] = snapshots.SnapshotOperator(
-            uid, uid, 1, "k string", {state: snapshots.SnapshotState(spec, columns, schema, None)}
+        operators[uid] = snapshot.SnapshotOperator(
+            uid, uid, 1, "k string", {state: snapshot.SnapshotState(spec, columns, schema, None)}
         )
-    snapshot = snapshots.Snapshot("sp", metadata, operators)
-    assert snapshots.pickles_allowed(snapshot, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
+    snapshot = snapshot.Snapshot("sp", metadata, operators)
+    assert snapshot.pickles_allowed(snapshot, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
     with pytest.raises(InvalidInputError, match=r"'a.b.c' may mean"):
-        snapshots.pickles_allowed(snapshot, ["a.b.c"])
+        snapshot.pickles_allowed(snapshot, ["a.b.c"])
     with pytest.raises(NotFoundError, match=r"has a/b.c, a.b/c, plain.state"):
-        snapshots.pickles_allowed(snapshot, ["other"])
+        snapshot.pickles_allowed(snapshot, ["other"])

@@ -11,7 +11,7 @@ from tests.unit.webjob import EVIL, JOB, START, info, make_job
 from cairn.api.plots import plot
 from cairn.api.savepoint import Savepoint
 from cairn.errors import InvalidInputError
-from cairn.runtime.snapshots import open_snapshot
+from cairn.snapshots.snapshot import open_snapshot
 from cairn.view.notebook import ROWS, Checkpoints, job_html, sparkline, table
 from cairn.view.reading import JobReader
 

@@ -17,7 +17,7 @@ from cairn.cli.output import Output
 from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
-from cairn.runtime.snapshots import find_rows, open_snapshot
+from cairn.snapshots.snapshot import find_rows, open_snapshot
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.harness import UID

@@ -26,7 +26,7 @@ from cairn.coordinator.parties import SystemClock
 from cairn.coordinator.retained import Retained
 from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InvalidInputError, StorageError
 from cairn.model.manifest import Manifest, gave_up
-from cairn.runtime.snapshots import open_snapshot
+from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

@@ -25,7 +25,7 @@ from cairn.config import Settings
 from cairn.coordinator.parties import SystemClock
 from cairn.coordinator.retained import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
-from cairn.runtime.snapshots import open_snapshot, retained
+from cairn.snapshots.snapshot import open_snapshot, retained
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

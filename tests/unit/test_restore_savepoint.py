@@ -22,7 +22,7 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.keygroups import key_group
-from cairn.runtime.snapshots import as_python, find_rows, open_snapshot
+from cairn.snapshots.snapshot import as_python, find_rows, open_snapshot
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
 from cairn.storage.savepoint_folder import verify

@@ -32,8 +32,8 @@ from cairn.model.ddl import parse_type
 from cairn.model.limits import wrong_type
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint_records import SavepointMetadata, SourceFile
-from cairn.runtime.compare import verified
-from cairn.runtime.snapshots import find_rows, open_snapshot
+from cairn.snapshots.difference import verified
+from cairn.snapshots.snapshot import find_rows, open_snapshot
 from cairn.storage import savepoint_folder
 from cairn.storage.checkpoint_store import decode_checkpoint, encode_checkpoint
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate

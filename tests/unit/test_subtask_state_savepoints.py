@@ -36,8 +36,8 @@ from cairn import (
 from cairn.model.ddl import parse_columns
 from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import OPERATOR_KINDS, StateSpec
-from cairn.runtime.compare import verified
-from cairn.runtime.snapshots import find_rows, first_rows, open_snapshot
+from cairn.snapshots.difference import verified
+from cairn.snapshots.snapshot import find_rows, first_rows, open_snapshot
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage.savepoint_folder import read_savepoint, verify
 from cairn.testing.harness import UID

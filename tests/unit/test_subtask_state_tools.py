@@ -21,9 +21,9 @@ from cairn import (
     MapStateDescriptor,
 )
 from cairn.model.manifest import StateSpec
-from cairn.runtime.compare import compared
+from cairn.snapshots.difference import compared
 from cairn.runtime.probe import declared_states
-from cairn.runtime.snapshots import open_snapshot
+from cairn.snapshots.snapshot import open_snapshot
 from cairn.testing.harness import UID
 
 # Asking functions.

@@ -15,7 +15,7 @@ from cairn.coordinator.epochs import EpochReport
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import TaskMetrics
-from cairn.runtime.snapshots import open_snapshot
+from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, Totals
 from cairn.storage.filesystem import LocalFileSystem
@@ -260,7 +260,7 @@ def test_what_is_cut_for_the_page_is_compared_whole(job: Path, monkeypatch: pyte
 def test_a_key_that_does_not_fit_is_refused(job: Path) -> None:
     operator = open_snapshot(str(job)).operator(UID)
     assert state.parse_key(operator, "a,b") == "a,b"  # one column: the text is the key
-    from cairn.runtime.snapshots import SnapshotOperator
+    from cairn.snapshots.snapshot import SnapshotOperator
 
     numbers = SnapshotOperator("n", "n", 1, "a int, b date")
     with pytest.raises(InvalidInputError, match="2 values"):

@@ -18,7 +18,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.api.frames import spark_schema
 from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
-from cairn.runtime.snapshots import FileRows, Snapshot, SnapshotState, open_snapshot, ranges, retained
+from cairn.snapshots.snapshot import FileRows, Snapshot, SnapshotState, open_snapshot, ranges, retained
 
 _PIECES = 16
 _OPTIONS = ("path", "uid", "state", "checkpoints")

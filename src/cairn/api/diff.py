@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from cairn.api.frames import frame_of
 from cairn.errors import IncompatibleStateError, NotFoundError
 from cairn.model.ddl import key_ddl
-from cairn.runtime.snapshots import Snapshot, SnapshotOperator, SnapshotState, reader_of
+from cairn.snapshots.snapshot import Snapshot, SnapshotOperator, SnapshotState, reader_of
 
 _SUMMARY = "uid string, state string, added bigint, removed bigint, changed bigint"
 _Found = tuple[SnapshotOperator, SnapshotState] | None

@@ -20,8 +20,8 @@ from cairn.errors import InternalError, StorageError, from_traceback
 from cairn.logs import get_logger
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import StateHandle
-from cairn.runtime.rewrite import RewriteWork, rewrite_range
-from cairn.runtime.savepoint import LoadWork, load_tables
+from cairn.snapshots.rewrite_task import RewriteWork, rewrite_range
+from cairn.snapshots.table_tasks import LoadWork, load_tables
 
 _log = get_logger("cairn.checkpoint")
 PIECES = 4

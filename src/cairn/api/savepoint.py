@@ -29,8 +29,8 @@ from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
 from cairn.runtime.registry import spec_of
-from cairn.runtime.savepoint import TableWork, WrittenPart, file_order, write_tables
-from cairn.runtime.snapshots import (
+from cairn.snapshots.table_tasks import TableWork, WrittenPart, file_order, write_tables
+from cairn.snapshots.snapshot import (
     TIMERS,
     ChainRows,
     FileRows,

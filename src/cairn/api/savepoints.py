@@ -29,7 +29,7 @@ from cairn.logs import get_logger
 from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint_records import SavepointMetadata, SourceFile
-from cairn.runtime.savepoint import TableWork, assembled, write_tables
+from cairn.snapshots.table_tasks import TableWork, assembled, write_tables
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.manifest_store import load_identity

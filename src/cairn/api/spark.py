@@ -29,7 +29,7 @@ from cairn.coordinator.statistics import by_subtask
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
-from cairn.runtime.compact import compact_range
+from cairn.snapshots.compact_task import compact_range
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.simple import SimpleSpec, run_simple
 from cairn.runtime.task import run_task

@@ -79,7 +79,7 @@ def show_plan(
 
 def _measured(path: str) -> tuple[int, int, int]:
     """Keys, bytes and key groups of a snapshot."""
-    from cairn.runtime.snapshots import open_snapshot
+    from cairn.snapshots.snapshot import open_snapshot
     from cairn.view.state import Masks, summaries
 
     snapshot = open_snapshot(path)

@@ -9,8 +9,8 @@ from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress import progress
 from cairn.cli.state import opened
 from cairn.errors import InvalidInputError
-from cairn.runtime.compare import verified, verified_bytes
-from cairn.runtime.snapshots import reading
+from cairn.snapshots.difference import verified, verified_bytes
+from cairn.snapshots.snapshot import reading
 from cairn.storage import layout
 from cairn.storage.filesystem import local_root
 from cairn.storage.savepoint_folder import dispose, is_savepoint

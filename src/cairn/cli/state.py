@@ -25,8 +25,8 @@ from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.ddl import key_ddl
 from cairn.model.types import DataType, Storage
-from cairn.runtime.compare import Found, compared, steps
-from cairn.runtime.snapshots import (
+from cairn.snapshots.difference import Found, compared, steps
+from cairn.snapshots.snapshot import (
     Snapshot,
     SnapshotOperator,
     SnapshotState,

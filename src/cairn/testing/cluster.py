@@ -19,7 +19,7 @@ from cairn.model.output_tags import TAG_COLUMN, OutputTag, output_column, row_co
 from cairn.model.rows import row_class
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.compact import compact_range
+from cairn.snapshots.compact_task import compact_range
 from cairn.runtime.exact import exact_array
 from cairn.runtime.operator import OperatorSpec
 from cairn.runtime.outputs import SideSpec

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import DataType
-from cairn.runtime.snapshots import (
+from cairn.snapshots.snapshot import (
     Snapshot,
     SnapshotOperator,
     SnapshotState,

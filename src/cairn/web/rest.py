@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from cairn import __version__
 from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
-from cairn.runtime.snapshots import Snapshot, open_snapshot
+from cairn.snapshots.snapshot import Snapshot, open_snapshot
 from cairn.storage import layout
 from cairn.text import no_formula
 from cairn.view import documents

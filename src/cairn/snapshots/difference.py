@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError
 from cairn.model.ddl import parse_type
-from cairn.runtime.savepoint import TableWork, opener
-from cairn.runtime.snapshots import ChainRows, FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
+from cairn.snapshots.table_tasks import TableWork, opener
+from cairn.snapshots.snapshot import ChainRows, FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
 from cairn.state.codec import KeyCodec
 from cairn.state.typed_columns import arrow_type, stored_column
 from cairn.storage import layout, savepoint_folder
