@@ -29,7 +29,7 @@ from cairn import (
 from cairn.api.arrow_batches import LIFTED
 from cairn.api.stream import DataStream
 from cairn.coordinator.epochs import EpochReport
-from cairn.runtime.builtin import running
+from cairn.runtime.aggregations import running
 
 PARALLELISM = 2
 GROUPS = 128

@@ -74,7 +74,7 @@ _HOMES = {
         "WindowAssigner", "WindowFunction", "WindowSerializer",
     ),
     "cairn.api.results": ("CloseableIterator", "DataStreamSink"),
-    "cairn.runtime.vectorised": ("BatchContext",),
+    "cairn.runtime.batch_operator": ("BatchContext",),
 }  # fmt: skip
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -211,7 +211,7 @@ if TYPE_CHECKING:
         WindowFunction,
         WindowSerializer,
     )
-    from cairn.runtime.vectorised import BatchContext
+    from cairn.runtime.batch_operator import BatchContext
 
 __all__ = [
     "AggregateFunction",

@@ -18,7 +18,7 @@ from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint_records import SavepointMetadata
-from cairn.runtime.probe import declared_states
+from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.table_tasks import TableWork, assembled, write_tables
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

@@ -31,8 +31,8 @@ from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.model.process_functions import KeyedCoProcessFunction
-from cairn.runtime import blame
-from cairn.runtime.simple import SimpleSpec, explained, run_simple
+from cairn.runtime import user_errors
+from cairn.runtime.map_functions import SimpleSpec, explained, run_simple
 from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.cluster import Shuffle
@@ -112,7 +112,7 @@ def test_the_innermost_line_of_user_code_is_named(tmp_path: Path) -> None:
     assert "in process_element" in whole
     assert "in check" in whole
     assert whole.endswith("Java might name")
-    assert "runtime/operator.py" not in whole  # what led into user code is left out
+    assert "runtime/keyed_operator.py" not in whole  # what led into user code is left out
 
 
 def test_a_library_that_user_code_calls_is_not_blamed(tmp_path: Path) -> None:
@@ -263,14 +263,14 @@ def test_data_is_left_out_where_it_must_not_be_shown(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_installed_like_a_library_is_found() -> None:
-    root = next(iter(blame._libraries()))
+    root = next(iter(user_errors._libraries()))
     frames = [
         ("/opt/spark/python/pyspark/worker.py", 1, "main"), (f"{root}orders/job.py", 5, "process_element"),
         (f"{root}orders/rules.py", 7, "rule"), (f"{root}numpy/core.py", 9, "add"),
     ]  # fmt: skip
-    assert blame.culprit(frames) == (f"{root}orders/rules.py", 7, "rule")
-    assert blame.culprit(frames[:1]) is None
-    assert blame.culprit([]) is None
+    assert user_errors.culprit(frames) == (f"{root}orders/rules.py", 7, "rule")
+    assert user_errors.culprit(frames[:1]) is None
+    assert user_errors.culprit([]) is None
 
 
 def test_map_and_its_like_are_explained_alike() -> None:

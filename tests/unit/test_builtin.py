@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import UserFunctionError
-from cairn.runtime.builtin import RunningAggregate
+from cairn.runtime.aggregations import RunningAggregate
 
 NAN = math.nan
 

@@ -15,7 +15,7 @@ import pytest
 
 from cairn import InvalidInputError, KeyedProcessFunction, UserFunctionError
 from cairn.runtime.batches import OutputBuilder
-from cairn.runtime.builtin import RunningAggregate
+from cairn.runtime.aggregations import RunningAggregate
 from cairn.testing.harness import KeyedProcessHarness
 
 NOON = dt.datetime(2026, 1, 2, 12)

@@ -10,7 +10,7 @@ from tests.unit.windows_lab import counting, row
 
 from cairn import EventTimeSessionWindows, TumblingEventTimeWindows
 from cairn.model.descriptors import MapStateDescriptor
-from cairn.runtime.registry import StateRegistry
+from cairn.runtime.state_registry import StateRegistry
 
 Delta = dict[str, list[tuple[Any, Any]]]
 

@@ -20,7 +20,7 @@ from cairn import (
     TumblingEventTimeWindows,
     ValueStateDescriptor,
 )
-from cairn.runtime.joins import IntervalJoin
+from cairn.runtime.join_functions import IntervalJoin
 from cairn.testing import KeyedProcessHarness, TwoInputHarness, WindowAggregateHarness, WindowHarness
 
 END = (1 << 63) - 1

@@ -26,7 +26,7 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import AggregateFunction, KeyedProcessFunction
-from cairn.runtime.reduce import Reduce
+from cairn.runtime.reduce_function import Reduce
 from cairn.testing.harness import KeyedProcessHarness
 
 WRONG: list[tuple[str, Any]] = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cairn import KeyedCoProcessFunction, OutputTag, ProcessJoinFunction, Time, UserFunctionError
-from cairn.runtime.joins import HistoryJoin, IntervalJoin, JoinedRows
+from cairn.runtime.join_functions import HistoryJoin, IntervalJoin, JoinedRows
 from cairn.testing import TwoInputHarness
 
 ROW = "struct<k:string,ts:timestamp,n:bigint>"

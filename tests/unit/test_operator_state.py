@@ -17,7 +17,7 @@ from cairn import (
     StateMisuseError,
     ValueStateDescriptor,
 )
-from cairn.runtime.operator_states import even_split
+from cairn.runtime.operator_state import even_split
 from cairn.testing import KeyedProcessHarness, ProcessHarness
 
 

@@ -20,9 +20,9 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import StateSpec
-from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.probe import declared_states
-from cairn.runtime.reduce import Reduce
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.declared_states import declared_states
+from cairn.runtime.reduce_function import Reduce
 
 
 class Many(KeyedProcessFunction):

@@ -27,8 +27,8 @@ from cairn import (
 )
 from cairn.errors import from_traceback, remedy
 from cairn.model.pyflink_names import IMPORTS, NAMES, PyFlinkNames
-from cairn.runtime.operator import TaskRuntimeContext
-from cairn.runtime.simple import PlainRuntimeContext
+from cairn.runtime.keyed_operator import TaskRuntimeContext
+from cairn.runtime.map_functions import PlainRuntimeContext
 
 EXPORTS = """
     AggregateFunction AggregatingState AggregatingStateDescriptor AllWindowFunction AllWindowedStream

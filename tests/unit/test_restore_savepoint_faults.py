@@ -22,7 +22,7 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import KeyedProcessFunction
-from cairn.runtime.probe import Declared
+from cairn.runtime.declared_states import Declared
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.savepoint_folder import encode_savepoint, is_savepoint, read_savepoint, verify
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit

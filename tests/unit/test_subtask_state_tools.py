@@ -22,7 +22,7 @@ from cairn import (
 )
 from cairn.model.manifest import StateSpec
 from cairn.snapshots.difference import compared
-from cairn.runtime.probe import declared_states
+from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.snapshot import open_snapshot
 from cairn.testing.harness import UID
 

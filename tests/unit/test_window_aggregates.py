@@ -20,8 +20,8 @@ from cairn import (
 )
 from cairn.model.assigners import TimeWindows
 from cairn.model.ddl import parse_columns
-from cairn.runtime.window_batches import AGGREGATES, result_type
-from cairn.runtime.window_plans import WindowPlan
+from cairn.runtime.windowing.aggregate_operator import AGGREGATES, result_type
+from cairn.runtime.windowing.window_plan import WindowPlan
 from cairn.testing import KeyedProcessHarness, WindowAggregateHarness, WindowHarness
 from cairn.testing.windows import _plan
 

@@ -35,9 +35,9 @@ from cairn import (
     TumblingProcessingTimeWindows,
     ValueStateDescriptor,
 )
-from cairn.runtime.joins import IntervalJoin
-from cairn.runtime.window_batches import WindowAggregateOperator
-from cairn.runtime.windows import WindowOperator
+from cairn.runtime.join_functions import IntervalJoin
+from cairn.runtime.windowing.aggregate_operator import WindowAggregateOperator
+from cairn.runtime.windowing.window_operator import WindowOperator
 from cairn.testing import TwoInputHarness, WindowAggregateHarness, WindowHarness
 
 FAR = 1 << 40

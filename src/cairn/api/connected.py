@@ -22,9 +22,9 @@ from cairn.model.process_functions import (
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import CoFlatMapFunction, CoMapFunction
 from cairn.model.types import DataType
-from cairn.runtime.kinds import BROADCAST, CO
-from cairn.runtime.operator import InputSpec, OperatorSpec
-from cairn.runtime.simple import CoSimple
+from cairn.runtime.operator_kinds import BROADCAST, CO
+from cairn.runtime.keyed_operator import InputSpec, OperatorSpec
+from cairn.runtime.map_functions import CoSimple
 
 Side = DataStream | KeyedStream
 

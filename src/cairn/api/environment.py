@@ -67,7 +67,7 @@ from cairn.model import keygroups
 from cairn.model.ddl import key_ddl
 from cairn.model.descriptors import Time
 from cairn.model.pyflink_names import PyFlinkNames
-from cairn.runtime.operator import OperatorSpec
+from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, held

@@ -16,8 +16,8 @@ from cairn.model.descriptors import Time
 from cairn.model.output_tags import OutputTag, check_same_columns, check_tag
 from cairn.model.process_functions import ProcessJoinFunction
 from cairn.model.types import Types
-from cairn.runtime import joins
-from cairn.runtime.kinds import CO
+from cairn.runtime import join_functions
+from cairn.runtime.operator_kinds import CO
 
 _OUTER = {"inner": (False, False), "left": (True, False), "right": (False, True), "full": (True, True)}
 _BOUND = "a bound is a Time such as Time.seconds(-5), or whole milliseconds"
@@ -91,7 +91,7 @@ def join(
         raise InvalidInputError(f"join takes a keyed stream, not {type(right).__name__}: call key_by(...) on it")
     streams = (left._stream, right._stream)
     schema = _joined_schema(left.schema, right.schema)
-    rows = joins.JoinedRows((len(left.schema), len(right.schema)), (streams[0].bare, streams[1].bare))
+    rows = join_functions.JoinedRows((len(left.schema), len(right.schema)), (streams[0].bare, streams[1].bare))
     if between is not None:
         if ttl is not None:
             raise InvalidInputError("join: with between=... rows go when their time is over; leave out ttl")
@@ -107,7 +107,7 @@ def join(
     kept: Any = 0 if ttl is None else getattr(ttl, "to_milliseconds", lambda: 0)()
     if ttl is not None and kept <= 0:
         raise InvalidInputError(f"join: ttl is a positive Time such as Time.hours(1), not {ttl!r}")
-    function = joins.HistoryJoin(rows, _row_types(left, right), kept)
+    function = join_functions.HistoryJoin(rows, _row_types(left, right), kept)
     return two_input_operator(left, right, function, schema, uid, name or "Join", CO, False)
 
 
@@ -119,7 +119,7 @@ def _interval(
     for tag, stream in zip(late, (left, right), strict=True):
         if tag is not None:
             check_same_columns(tag, [as_type(field.dataType.simpleString()).ddl for field in stream.schema.fields])
-    function = joins.IntervalJoin(func, bounds, _row_types(left, right), outer, late)
+    function = join_functions.IntervalJoin(func, bounds, _row_types(left, right), outer, late)
     made = two_input_operator(left, right, function, output, uid, name, CO, True)
     for tag in late:
         if tag is not None:  # late rows must find their output also if nobody reads it

@@ -35,10 +35,10 @@ from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, MapFunction
 from cairn.model.types import DataType, Types
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.builtin import RunningAggregate
-from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.reduce import Accumulate, Reduce
-from cairn.runtime.simple import KeyedSimple
+from cairn.runtime.aggregations import RunningAggregate
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.reduce_function import Accumulate, Reduce
+from cairn.runtime.map_functions import KeyedSimple
 from cairn.state.codec import check_key_type
 from cairn.storage import layout
 
@@ -387,7 +387,7 @@ class KeyedStream(PyFlinkNames):
         with_keys: bool = False,
         kind: str = "process",
     ) -> DataStream:
-        """Add an operator with keyed state: `kind` names what runs the function (`runtime/kinds.py`)."""
+        """Add an operator with keyed state: `kind` names what runs the function (`runtime/operator_kinds.py`)."""
         env = self.env
         claimed = env._claim_uid(uid, slug(name), "operator")
         check_pickles(function, claimed)

@@ -18,7 +18,7 @@ from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, c
 from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
 from cairn.model.state_names import choices, meant, spelled
-from cairn.runtime.probe import Declared
+from cairn.runtime.declared_states import Declared
 from cairn.state.typed_columns import is_pickled
 from cairn.state.type_conversion import Conversion
 

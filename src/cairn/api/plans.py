@@ -20,8 +20,8 @@ from cairn.errors import InvalidInputError
 from cairn.model.output_tags import OutputTag, columns_ddl, row_columns_of
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN, INPUT_COLUMN, ORDER_COLUMN
-from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.outputs import SideSpec
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.tagged_outputs import SideSpec
 
 _WATERMARK = "spark.watermarkDelayMs"
 _KEYED_AFTER = 1 << 62

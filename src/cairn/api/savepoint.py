@@ -28,7 +28,7 @@ from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
-from cairn.runtime.registry import spec_of
+from cairn.runtime.state_registry import spec_of
 from cairn.snapshots.table_tasks import TableWork, WrittenPart, file_order, write_tables
 from cairn.snapshots.snapshot import (
     TIMERS,

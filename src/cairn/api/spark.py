@@ -30,8 +30,8 @@ from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputEr
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
 from cairn.snapshots.compact_task import compact_range
-from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.simple import SimpleSpec, run_simple
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.map_functions import SimpleSpec, run_simple
 from cairn.runtime.task import run_task
 
 PROPERTY = "cairn.epoch"

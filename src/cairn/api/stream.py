@@ -40,9 +40,9 @@ from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, KeySelector, MapFunction
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.kinds import PLAIN
-from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.simple import SimpleSpec, method_of
+from cairn.runtime.operator_kinds import PLAIN
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.map_functions import SimpleSpec, method_of
 from cairn.state.codec import check_key_type
 
 if TYPE_CHECKING:

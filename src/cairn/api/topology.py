@@ -14,7 +14,7 @@ import msgspec
 from cairn.api.graph import Function, Given, Node, Output, functions_of, hidden_functions
 from cairn.api.spark import source_names
 from cairn.logs import get_logger
-from cairn.runtime.operator import OperatorSpec
+from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.view.topology import BROADCAST, FORWARD, HASH, REBALANCE, Link, Vertex
 
 _log = get_logger("cairn.api")

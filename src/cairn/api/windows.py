@@ -28,10 +28,10 @@ from cairn.model.windows import (
     WindowAssigner,
     WindowFunction,
 )
-from cairn.runtime.kinds import WINDOW
-from cairn.runtime.window_batches import END_COLUMN, START_COLUMN, WindowAggregate, result_type
-from cairn.runtime.window_plans import WindowPlan
-from cairn.runtime.windows import WindowOperator
+from cairn.runtime.operator_kinds import WINDOW
+from cairn.runtime.windowing.aggregate_operator import END_COLUMN, START_COLUMN, WindowAggregate, result_type
+from cairn.runtime.windowing.window_plan import WindowPlan
+from cairn.runtime.windowing.window_operator import WindowOperator
 
 _AnyWindowFunction = (
     ProcessWindowFunction[Any, Any, Any, Any]

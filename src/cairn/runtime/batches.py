@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from cairn.errors import InternalError, InvalidInputError, UserFunctionError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.output_tags import OutputTag
-from cairn.runtime.casts import CastError, cast_exactly
-from cairn.runtime.exact import exact_fit
-from cairn.runtime.values import arrow_column, python_values
+from cairn.runtime.lossless_casts import CastError, cast_exactly
+from cairn.runtime.exact_values import exact_fit
+from cairn.runtime.row_values import arrow_column, python_values
 from cairn.state.codec import KeyCodec, not_utf8, with_groups
 from cairn.state.key_slots import KeySlots
 
@@ -128,7 +128,7 @@ class OutputBuilder:
         return self._build_checked(rows)
 
     def _is_exact(self, rows: list[Any], columns: list[pa.Array]) -> bool:
-        """Whether Arrow took every value as it is (`runtime/exact.py`)."""
+        """Whether Arrow took every value as it is (`runtime/exact_values.py`)."""
         return all(check.all(partial(map, get, rows), columns[place]) for place, get, check in self._inexact)
 
     def _build_checked(self, rows: list[Any]) -> pa.RecordBatch:

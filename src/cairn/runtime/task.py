@@ -23,10 +23,10 @@ from cairn.model.ddl import parse_type, same_keys
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
 from cairn.runtime.batches import check_groups, chunks, subtask_of_batch
-from cairn.runtime.kinds import operator_kind
-from cairn.runtime.operator import OperatorSpec, Timings
-from cairn.runtime.operator_states import History
-from cairn.runtime.registry import StateRegistry
+from cairn.runtime.operator_kinds import operator_kind
+from cairn.runtime.keyed_operator import OperatorSpec, Timings
+from cairn.runtime.operator_state import History
+from cairn.runtime.state_registry import StateRegistry
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
 from cairn.state.section_changes import StateFiles

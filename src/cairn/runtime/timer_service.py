@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cairn.model.functions import TimeDomain
 from cairn.model.manifest import EpochContext
-from cairn.runtime.registry import StateRegistry
+from cairn.runtime.state_registry import StateRegistry
 
 
 class TaskTimerService:

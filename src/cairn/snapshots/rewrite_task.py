@@ -17,7 +17,7 @@ from cairn.errors import CairnError, CorruptFileError
 from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
-from cairn.runtime.operator_states import without_waiting
+from cairn.runtime.operator_state import without_waiting
 from cairn.state.type_conversion import Conversion
 from cairn.state.expiry import alive
 from cairn.state.section_changes import StateFiles

@@ -23,7 +23,7 @@ from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint_records import SavepointOperator, StateTable, TableFile
-from cairn.runtime.operator_states import without_waiting
+from cairn.runtime.operator_state import without_waiting
 from cairn.state.codec import KeyCodec
 from cairn.state.expiry import alive
 from cairn.state.section_changes import StateFiles

@@ -20,11 +20,11 @@ from cairn.model.rows import row_class
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.snapshots.compact_task import compact_range
-from cairn.runtime.exact import exact_array
-from cairn.runtime.operator import OperatorSpec
-from cairn.runtime.outputs import SideSpec
+from cairn.runtime.exact_values import exact_array
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.tagged_outputs import SideSpec
 from cairn.runtime.task import run_task
-from cairn.runtime.values import python_values
+from cairn.runtime.row_values import python_values
 from cairn.storage.filesystem import FileSystem
 
 _SCALARS = {

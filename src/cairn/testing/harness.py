@@ -29,10 +29,10 @@ from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest
 from cairn.model.output_tags import OutputTag
 from cairn.model.types import DataType
-from cairn.runtime.kinds import PROCESS, operator_kind
-from cairn.runtime.operator import OperatorSpec, Timings
-from cairn.runtime.operator_states import OperatorStates
-from cairn.runtime.registry import StateRegistry
+from cairn.runtime.operator_kinds import PROCESS, operator_kind
+from cairn.runtime.keyed_operator import OperatorSpec, Timings
+from cairn.runtime.operator_state import OperatorStates
+from cairn.runtime.state_registry import StateRegistry
 from cairn.runtime.task import history_of
 from cairn.state import codec, working_store
 from cairn.state.backend import load_backend

@@ -22,9 +22,9 @@ from cairn.model.process_functions import (
 )
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN, INPUT_COLUMN, ORDER_COLUMN
-from cairn.runtime.exact import exact_array
-from cairn.runtime.kinds import BROADCAST, CO, PLAIN
-from cairn.runtime.operator import InputSpec, OperatorSpec
+from cairn.runtime.exact_values import exact_array
+from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
+from cairn.runtime.keyed_operator import InputSpec, OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage.filesystem import FileSystem
 from cairn.testing.cluster import Shuffle, arrow_type, output_of, sides_of

@@ -15,9 +15,9 @@ from cairn.model.functions import AggregateFunction
 from cairn.model.output_tags import OutputTag
 from cairn.model.types import DataType, Types
 from cairn.model.windows import Trigger, WindowAssigner
-from cairn.runtime.kinds import WINDOW
-from cairn.runtime.window_batches import START_COLUMN, WindowAggregate, result_type
-from cairn.runtime.window_plans import WindowPlan
+from cairn.runtime.operator_kinds import WINDOW
+from cairn.runtime.windowing.aggregate_operator import START_COLUMN, WindowAggregate, result_type
+from cairn.runtime.windowing.window_plan import WindowPlan
 from cairn.testing.cluster import Shuffle, arrow_schema
 from cairn.testing.harness import KeyedProcessHarness
 

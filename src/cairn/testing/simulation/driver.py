@@ -29,7 +29,7 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.ddl import key_ddl
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.snapshots.compact_task import compact_range
-from cairn.runtime.probe import declared_states
+from cairn.runtime.declared_states import declared_states
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, held
 from cairn.storage.manifest_store import Runs

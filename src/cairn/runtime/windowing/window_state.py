@@ -1,7 +1,7 @@
 """State of a window, as triggers and window functions have it: handles of every kind, by descriptor.
 
 Behind each handle is ordinary map state of the current key, whose map key is the window as two numbers. What windows
-hold is in `runtime/window_contents.py`.
+hold is in `runtime/windowing/window_contents.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.model.descriptors import MapStateDescriptor
-from cairn.runtime.outputs import SideSpec
+from cairn.runtime.tagged_outputs import SideSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class OperatorSpec:
     states: tuple[tuple[str, str], ...] = ()
     """Name and DDL of the value states that a vectorised function declared."""
     kind: str = "process"
-    """Which operator runs the function, by its name in `runtime/kinds.py`."""
+    """Which operator runs the function, by its name in `runtime/operator_kinds.py`."""
     bare_in: bool = False
     """Elements are the values of the one input column rather than rows."""
     bare_out: bool = False

@@ -1,7 +1,7 @@
 """The window operator: assigns elements to windows, asks the trigger, puts out results, cleans up. Row by row.
 
 It is a process function on a keyed stream like those of users. The meaning of every step is Flink's; the differences in
-time are told in docs/design/0005-windows.md. `runtime/window_batches.py` has the fast way of common aggregations.
+time are told in docs/design/0005-windows.md. `runtime/windowing/aggregate_operator.py` has the fast way of common aggregations.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from cairn.model.windows import (
     WindowAssigner,
     WindowFunction,
 )
-from cairn.runtime.simple import checked_rows
-from cairn.runtime.window_contents import Contents, MergingWindows, WindowTimers, checked_window, contents_of
-from cairn.runtime.window_states import NoWindowState, Numbers, Scope, WindowStates
+from cairn.runtime.map_functions import checked_rows
+from cairn.runtime.windowing.window_contents import Contents, MergingWindows, WindowTimers, checked_window, contents_of
+from cairn.runtime.windowing.window_state import NoWindowState, Numbers, Scope, WindowStates
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

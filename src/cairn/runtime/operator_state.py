@@ -24,7 +24,7 @@ from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, Sta
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import BROADCAST, OPERATOR_KINDS, OperatorState, StateSpec
 from cairn.runtime.broadcast_maps import Gate, GuardedMap
-from cairn.runtime.registry import StateRegistry
+from cairn.runtime.state_registry import StateRegistry
 from cairn.state import codec
 from cairn.state.section_changes import StateFiles
 from cairn.state.list_state import ListStateHandle, ListTable, segment_elements

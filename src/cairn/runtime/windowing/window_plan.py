@@ -20,8 +20,8 @@ from cairn.model.windows import (
     WindowAssigner,
     WindowFunction,
 )
-from cairn.runtime.window_contents import Contents
-from cairn.runtime.windows import ColumnAggregate, WindowedValue, WindowOperator
+from cairn.runtime.windowing.window_contents import Contents
+from cairn.runtime.windowing.window_operator import ColumnAggregate, WindowedValue, WindowOperator
 
 NO_EVENT_TIME = (
     "{} works on event time, and the stream has none: name its time column with "

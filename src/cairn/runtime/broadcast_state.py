@@ -10,8 +10,8 @@ from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.manifest import EpochContext
 from cairn.model.output_tags import OutputTag, check_tag
 from cairn.runtime.broadcast_maps import ReadOnlyMap
-from cairn.runtime.operator import ElementContext, TaskTimerService
-from cairn.runtime.operator_states import OperatorStates
+from cairn.runtime.keyed_operator import ElementContext, TaskTimerService
+from cairn.runtime.operator_state import OperatorStates
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
 

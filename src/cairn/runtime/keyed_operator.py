@@ -1,7 +1,7 @@
 """One operator instance of one task: the user's function, its context, its state tables and timers.
 
-`ProcessOperator` calls a `KeyedProcessFunction` row by row; `runtime/vectorised.py` has the variant that calls a
-function with whole Arrow batches. The states behind the handles are in `runtime/registry.py`.
+`ProcessOperator` calls a `KeyedProcessFunction` row by row; `runtime/batch_operator.py` has the variant that calls a
+function with whole Arrow batches. The states behind the handles are in `runtime/state_registry.py`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from cairn.model.process_functions import CheckpointedFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
-from cairn.runtime.outputs import output_builder
-from cairn.runtime.registry import StateRegistry
-from cairn.runtime.spec import InputSpec as InputSpec
-from cairn.runtime.spec import OperatorSpec as OperatorSpec
+from cairn.runtime.tagged_outputs import output_builder
+from cairn.runtime.state_registry import StateRegistry
+from cairn.runtime.operator_spec import InputSpec as InputSpec
+from cairn.runtime.operator_spec import OperatorSpec as OperatorSpec
 from cairn.runtime.timer_service import TaskTimerService as TaskTimerService
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
 from cairn.storage.state_file import Section
 
 if TYPE_CHECKING:
-    from cairn.runtime.operator_states import History, OperatorStates
+    from cairn.runtime.operator_state import History, OperatorStates
 
 SLICE_ROWS = 16 * 1024
 OUTPUT_BYTES = 16 << 20
@@ -213,7 +213,7 @@ class ProcessOperator:
     def operator_states(self) -> OperatorStates:
         """The operator state of this subtask."""
         if self._operator_states is None:
-            from cairn.runtime.operator_states import OperatorStates
+            from cairn.runtime.operator_state import OperatorStates
 
             if self._history is None:
                 raise InternalError(f"operator '{self._spec.uid}': nobody said where its operator state is")
@@ -221,7 +221,7 @@ class ProcessOperator:
         return self._operator_states
 
     def _initialize_state(self, function: CheckpointedFunction, runtime: TaskRuntimeContext) -> None:
-        from cairn.runtime.operator_states import InitializationContext
+        from cairn.runtime.operator_state import InitializationContext
 
         states = self.operator_states
         assert self._history is not None
@@ -378,7 +378,7 @@ class ProcessOperator:
     def close(self) -> None:
         """After the last row: let the function put its operator state down, and close it."""
         if isinstance(self._function, CheckpointedFunction):
-            from cairn.runtime.operator_states import SnapshotContext
+            from cairn.runtime.operator_state import SnapshotContext
 
             told = SnapshotContext(self._context.epoch, self._context.time_ms)
             self._silently(self._function.snapshot_state, told)
@@ -418,7 +418,7 @@ class ProcessOperator:
         at = f"operator '{self._spec.uid}', subtask {self._subtask}, epoch {self._context.epoch}"
         if isinstance(error, CairnError) and error.message.startswith(at):
             return None  # explained where it was raised
-        from cairn.runtime.blame import facts_of, failed_row, location, noted, raised
+        from cairn.runtime.user_errors import facts_of, failed_row, location, noted, raised
 
         known = {"uid": self._spec.uid, "subtask": self._subtask, "epoch": self._context.epoch}
         shown = self._context.show_values

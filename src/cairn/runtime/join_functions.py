@@ -16,7 +16,7 @@ from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, Sta
 from cairn.model.functions import RuntimeContext
 from cairn.model.output_tags import OutputTag
 from cairn.model.process_functions import KeyedCoProcessFunction, ProcessJoinFunction
-from cairn.runtime.simple import checked_rows
+from cairn.runtime.map_functions import checked_rows
 from cairn.state.drafts import ListDraft
 
 LEFT, RIGHT = 0, 1

@@ -17,14 +17,14 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.model.types import DataType
 from cairn.runtime.batches import KeyedChunk
-from cairn.runtime.casts import cast_exactly
-from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
-from cairn.runtime.registry import StateRegistry, VectorTable
+from cairn.runtime.lossless_casts import cast_exactly
+from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.state_registry import StateRegistry, VectorTable
 from cairn.state.codec import KeyCodec
 from cairn.storage.state_file import ARROW_STORAGE
 
 if TYPE_CHECKING:
-    from cairn.runtime.operator_states import History
+    from cairn.runtime.operator_state import History
 
 _STORED_AS_NUMBERS = {
     "boolean": pa.bool_(), "date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"),

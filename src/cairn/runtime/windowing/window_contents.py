@@ -18,7 +18,7 @@ from cairn.model.ddl import parse_type
 from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.functions import RuntimeContext, TimeDomain, TimerService, no_value_to_reduce, reducing
 from cairn.model.windows import MAX_TIME, MergingWindowAssigner, TimeWindowSerializer, WindowSerializer
-from cairn.runtime.window_states import WINDOW, Numbers, Scope, WindowAggregating, WindowReducing
+from cairn.runtime.windowing.window_state import WINDOW, Numbers, Scope, WindowAggregating, WindowReducing
 from cairn.state.drafts import SetDraft
 
 ELEMENT = "struct<start:bigint,end:bigint,position:bigint>"

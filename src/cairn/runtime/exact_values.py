@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.runtime.values import arrow_column
+from cairn.runtime.row_values import arrow_column
 
 Fits = Callable[[Any], bool]
 Values = Callable[[], Iterable[Any]]

@@ -21,16 +21,16 @@ from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.output_tags import OutputTag
 from cairn.runtime.batches import KeyedChunk
-from cairn.runtime.builtin import check_sums, extreme
-from cairn.runtime.operator import OperatorSpec, ProcessOperator, Timings
-from cairn.runtime.outputs import TaggedBuilder
-from cairn.runtime.registry import StateRegistry, VectorTable
+from cairn.runtime.aggregations import check_sums, extreme
+from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.tagged_outputs import TaggedBuilder
+from cairn.runtime.state_registry import StateRegistry, VectorTable
 from cairn.state.codec import KeyCodec
 from cairn.state.timers import EVENT_TIMERS, BulkTimers
 from cairn.storage.state_file import ARROW_STORAGE
 
 if TYPE_CHECKING:
-    from cairn.runtime.operator_states import History
+    from cairn.runtime.operator_state import History
 
 START_COLUMN = "window_start"
 END_COLUMN = "window_end"

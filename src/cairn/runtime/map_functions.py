@@ -22,8 +22,8 @@ from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, Function, KeySelector, MapFunction
 from cairn.runtime.batches import OutputBuilder, row_columns
-from cairn.runtime.exact import exact_array
-from cairn.runtime.outputs import SideSpec, output_builder
+from cairn.runtime.exact_values import exact_array
+from cairn.runtime.tagged_outputs import SideSpec, output_builder
 
 SLICE_ROWS = 16 * 1024
 NOT_KEYED = "This state is only accessible by functions executed on a KeyedStream."
@@ -224,7 +224,7 @@ def explained(
     uid: str, where: str, context: EpochContext, error: Exception, rows: Sequence[Any] = ()
 ) -> UserFunctionError:
     """The error to raise instead of one that came out of user code. `rows` has the row that it was called for."""
-    from cairn.runtime.blame import facts_of, noted, raised, row_text
+    from cairn.runtime.user_errors import facts_of, noted, raised, row_text
 
     row = f" The row: {row_text(rows[0])}." if rows and context.show_values else ""
     made = UserFunctionError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cairn.errors import InternalError
-from cairn.runtime.operator import OperatorSpec, ProcessOperator
+from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator
 
 PROCESS = "process"
 """One keyed input, row by row."""
@@ -21,18 +21,18 @@ WINDOW = "window"
 def operator_kind(spec: OperatorSpec) -> type[ProcessOperator]:
     """The class that runs an operator."""
     if spec.kind == WINDOW:
-        from cairn.runtime.window_batches import WindowAggregateOperator
+        from cairn.runtime.windowing.aggregate_operator import WindowAggregateOperator
 
         return WindowAggregateOperator
     if spec.vectorised:
-        from cairn.runtime.vectorised import BatchOperator
+        from cairn.runtime.batch_operator import BatchOperator
 
         return BatchOperator
     if spec.kind == PROCESS:
         return ProcessOperator
-    from cairn.runtime import inputs
+    from cairn.runtime import input_operators
 
-    found = inputs.KINDS.get((spec.kind, bool(spec.key_types)))
+    found = input_operators.KINDS.get((spec.kind, bool(spec.key_types)))
     if found is None:
         raise InternalError(f"operator '{spec.uid}': nothing runs a function of kind '{spec.kind}'")
     return found

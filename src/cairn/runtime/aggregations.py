@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.errors import UserFunctionError
-from cairn.runtime.vectorised import BatchContext
+from cairn.runtime.batch_operator import BatchContext
 
 _Ints = np.ndarray[Any, Any]
 _LONG_GROUP = 64
