@@ -28,7 +28,7 @@ from cairn import (
 )
 from cairn.api.arrow_batches import LIFTED
 from cairn.api.stream import DataStream
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.epoch_loop import EpochReport
 from cairn.runtime.aggregations import running
 
 PARALLELISM = 2

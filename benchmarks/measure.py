@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cairn.api.job import JobHandle, JobStatus
 from cairn.api.spark import local_session, query_settings
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.epoch_loop import EpochReport
 
 POLL_SECONDS = 0.2
 

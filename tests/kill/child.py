@@ -31,7 +31,7 @@ from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result
 
 from cairn import FileSink, JobHandle, JobStatus, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from cairn.api.savepoints import SparkSavepoints
-from cairn.coordinator.epochs import EpochLoop
+from cairn.coordinator.epoch_loop import EpochLoop
 
 
 def once(path: Path) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from tests.spark.oracle import INPUT, OUTPUT, Oracle
 
 from cairn import BaseSink, CrashMarker, DeltaSink, JdbcSink, KafkaSink, ScriptedSource, StreamExecutionEnvironment
-from cairn.coordinator.epochs import EpochLoop
+from cairn.coordinator.epoch_loop import EpochLoop
 
 PORTION = 20
 PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.lab import Lab
 
-from cairn.coordinator import compaction
+from cairn.coordinator import compactor
 from cairn.model.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -61,7 +61,7 @@ class Job(RuleBasedStateMachine):
         defer=st.integers(0, 3),
     )
     def start(self, backend: str, parallelism: int, chain: int, inline: int, defer: int) -> None:
-        self.patch.setattr(compaction, "DEFER_EPOCHS", defer - 1)
+        self.patch.setattr(compactor, "DEFER_EPOCHS", defer - 1)
         self.patch.setattr(working_store, "DEFER_EPOCHS", defer)
         self.patch.setattr(working_store, "_LAYER_ROWS", 1)
         self.lab = Lab(

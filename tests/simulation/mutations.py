@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cairn.api import recovery, restore, retention, savepoints, sinks
-from cairn.coordinator import compaction, epochs
+from cairn.coordinator import compactor, epoch_loop
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
 from cairn.snapshots import compact_task
@@ -34,7 +34,7 @@ def fence_is_ignored(patch: Patch) -> None:
 
 def no_look_after_the_commit(patch: Patch) -> None:
     """The state of the code before late runs were made harmless: the last look is before the create."""
-    step = epochs.EpochLoop.step
+    step = epoch_loop.EpochLoop.step
 
     class Blind:
         def check(self, mine: int) -> None:
@@ -47,28 +47,28 @@ def no_look_after_the_commit(patch: Patch) -> None:
             self._runs = self._seeing
         step(self, name, epoch)
 
-    patch.setattr(epochs.EpochLoop, "step", wrapped)
+    patch.setattr(epoch_loop.EpochLoop, "step", wrapped)
 
 
 def output_is_shown_before_the_commit(patch: Patch) -> None:
-    planned = epochs.EpochLoop._with_garbage
+    planned = epoch_loop.EpochLoop._with_garbage
 
     def wrapped(self: Any, manifest: Any, pins: Any) -> Any:
         self._publish(manifest.sinks, manifest.epoch)
         return planned(self, manifest, pins)
 
-    patch.setattr(epochs.EpochLoop, "_with_garbage", wrapped)
+    patch.setattr(epoch_loop.EpochLoop, "_with_garbage", wrapped)
 
 
 def garbage_is_deleted_before_the_commit(patch: Patch) -> None:
-    planned = epochs.EpochLoop._with_garbage
+    planned = epoch_loop.EpochLoop._with_garbage
 
     def wrapped(self: Any, manifest: Any, pins: Any) -> Any:
         made = planned(self, manifest, pins)
         collect(self._manifests, made.garbage)
         return made
 
-    patch.setattr(epochs.EpochLoop, "_with_garbage", wrapped)
+    patch.setattr(epoch_loop.EpochLoop, "_with_garbage", wrapped)
 
 
 def a_manifest_may_be_overwritten(patch: Patch) -> None:
@@ -90,7 +90,7 @@ def expiry_ignores_checkpoints(patch: Patch) -> None:
     def wrapped(manifests: Any, retained: int, pins: Pins, left: Garbage) -> Garbage:
         return plan_garbage(manifests, retained, Pins(released=pins.released), left)
 
-    patch.setattr(epochs, "plan_garbage", wrapped)
+    patch.setattr(epoch_loop, "plan_garbage", wrapped)
 
 
 def expiry_ignores_inlined_state(patch: Patch) -> None:
@@ -98,14 +98,14 @@ def expiry_ignores_inlined_state(patch: Patch) -> None:
         planned = plan_garbage(manifests, retained, pins, left)
         return Garbage(planned.files, sorted(manifests)[:-retained])
 
-    patch.setattr(epochs, "plan_garbage", wrapped)
+    patch.setattr(epoch_loop, "plan_garbage", wrapped)
 
 
 def expiry_keeps_one_epoch_less(patch: Patch) -> None:
     def wrapped(manifests: Any, retained: int, pins: Pins, left: Garbage) -> Garbage:
         return plan_garbage(manifests, max(1, retained - 1), pins, left)
 
-    patch.setattr(epochs, "plan_garbage", wrapped)
+    patch.setattr(epoch_loop, "plan_garbage", wrapped)
 
 
 def snapshots_are_acknowledged_before_they_are_written(patch: Patch) -> None:
@@ -129,11 +129,11 @@ def late_acknowledgements_count(patch: Patch) -> None:
             newest[ack.uid, ack.subtask] = msgspec.structs.replace(ack, **own)
         return accept(list(newest.values()), context, parallelism)
 
-    patch.setattr(epochs, "accept", wrapped)
+    patch.setattr(epoch_loop, "accept", wrapped)
 
 
 def rolling_forward_shows_nothing(patch: Patch) -> None:
-    forward = epochs.EpochLoop._roll_forward
+    forward = epoch_loop.EpochLoop._roll_forward
 
     def wrapped(self: Any, epoch: int, began: float) -> None:
         sinks, self._publish = self._publish, lambda committables, epoch: None
@@ -142,7 +142,7 @@ def rolling_forward_shows_nothing(patch: Patch) -> None:
         finally:
             self._publish = sinks
 
-    patch.setattr(epochs.EpochLoop, "_roll_forward", wrapped)
+    patch.setattr(epoch_loop.EpochLoop, "_roll_forward", wrapped)
 
 
 def a_second_commit_of_a_sink_shows_again(patch: Patch) -> None:
@@ -168,13 +168,13 @@ def sweeps_forget_checkpoints(patch: Patch) -> None:
 
 
 def a_compaction_replaces_what_came_after_it(patch: Patch) -> None:
-    shortened = compaction.Compactor.shortened
+    shortened = compactor.Compactor.shortened
 
     def wrapped(self: Any, uid: str, chain: list[Any], epoch: int) -> list[Any]:
         made = shortened(self, uid, chain, epoch)
         return [handle for handle in made if handle.snapshot] if made != chain else chain
 
-    patch.setattr(compaction.Compactor, "shortened", wrapped)
+    patch.setattr(compactor.Compactor, "shortened", wrapped)
 
 
 def the_working_store_is_ahead_of_the_commit(patch: Patch) -> None:
@@ -249,7 +249,7 @@ def discards_do_not_look_for_a_newer_run(patch: Patch) -> None:
 
 
 def at_least_once_shows_only_what_is_rolled_forward(patch: Patch) -> None:
-    run = epochs.EpochLoop._run_epoch
+    run = epoch_loop.EpochLoop._run_epoch
 
     def wrapped(self: Any, frame: Any, epoch: int) -> None:
         if self._settings.checkpoints.mode == "AT_LEAST_ONCE" and not self._manifests.exists(epoch):
@@ -259,7 +259,7 @@ def at_least_once_shows_only_what_is_rolled_forward(patch: Patch) -> None:
         finally:
             self.__dict__.pop("_publish", None)
 
-    patch.setattr(epochs.EpochLoop, "_run_epoch", wrapped)
+    patch.setattr(epoch_loop.EpochLoop, "_run_epoch", wrapped)
 
 
 def timers_that_fired_are_not_removed(patch: Patch) -> None:

@@ -33,8 +33,8 @@ from cairn import (
     ValueStateDescriptor,
 )
 from cairn.api.sources import COMPACT_INTERVAL
-from cairn.coordinator import offsets
-from cairn.coordinator.compaction import Compactor
+from cairn.coordinator import offset_log
+from cairn.coordinator.compactor import Compactor
 from cairn.model.manifest import DEFER_EPOCHS
 
 pytestmark = pytest.mark.spark
@@ -419,7 +419,7 @@ def _wait_for_rows(job: JobHandle, rows: int) -> None:
 def test_sources_logs_are_forced_to_disk_with_their_epoch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest must not outlive the positions that it was made for."""
     forced: list[str] = []
-    monkeypatch.setattr(offsets, "sync", forced.append)
+    monkeypatch.setattr(offset_log, "sync", forced.append)
     lab.feed(ROWS[:40], files=2)
     lab.oracle()
     spark = lab.jobs / "oracle" / "spark"

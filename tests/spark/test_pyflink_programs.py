@@ -27,7 +27,7 @@ from cairn import (
     Types,
     ValueStateDescriptor,
 )
-from cairn.coordinator.offsets import LocalOffsets
+from cairn.coordinator.offset_log import LocalOffsets
 from cairn.testing import KeyedProcessHarness
 
 pytestmark = pytest.mark.spark

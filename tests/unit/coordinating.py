@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cairn.config import CheckpointSettings
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.parties import JobFacts, SavepointRunner
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.ports import JobFacts, SavepointRunner
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
 from cairn.storage.checkpoint_store import CheckpointStore

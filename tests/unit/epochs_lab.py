@@ -13,9 +13,9 @@ import pytest
 from cairn.api.agreement import spark_batches
 from cairn.api.recovery import recover
 from cairn.config import Settings
-from cairn.coordinator.compaction import Compactor
-from cairn.coordinator.epochs import EpochLoop, OperatorPlan
-from cairn.coordinator.offsets import LocalOffsets
+from cairn.coordinator.compactor import Compactor
+from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
+from cairn.coordinator.offset_log import LocalOffsets
 from cairn.errors import EpochFailedError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction

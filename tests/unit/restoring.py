@@ -12,7 +12,7 @@ from cairn.api.origin import note_taken
 from cairn.api.planning import JobShape
 from cairn.api.recovery import Recovered, Restorer, recover
 from cairn.config import Settings
-from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.ports import JobFacts
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange

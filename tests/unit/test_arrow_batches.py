@@ -10,7 +10,7 @@ from cairn import ForeachEpochSink, NoopSink
 from cairn.api import arrow_batches
 from cairn.api.arrow_batches import BYTES, LIFTED, LIMITED_ROWS, NARROW, ROWS, ArrowBatches
 from cairn.connectors.base import BaseSink
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.patience import until
 
 from cairn.api.background import Background
-from cairn.coordinator.compaction import ranges_of
+from cairn.coordinator.compactor import ranges_of
 from cairn.model.manifest import OperatorState, StateHandle
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.patience import PATIENCE
 from tests.unit.coordinating import World, manifest
 
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.ports import JobFacts
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
 from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, StateHandle

@@ -18,11 +18,11 @@ from cairn.api.job import JobHandle
 from cairn.api.progress import between_ends
 from cairn.cli.main import app
 from cairn.config import CheckpointSettings, RestartSettings
-from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.control import CheckpointThread, Control
-from cairn.coordinator.parties import JobFacts
-from cairn.coordinator.restart import RestartPolicy
-from cairn.coordinator.statistics import Insight
+from cairn.coordinator.ports import JobFacts
+from cairn.coordinator.restart_policy import RestartPolicy
+from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.errors import (
     CheckpointFailedError,
     CorruptFileError,

@@ -24,8 +24,8 @@ from cairn.api.recovery import Recovered, plan_restore, recover
 from cairn.api.restore import damage, newest_intact
 from cairn.api.snapshots import find, of_checkpoint
 from cairn.config import Settings
-from cairn.coordinator.parties import SystemClock
-from cairn.coordinator.retained import Retained
+from cairn.coordinator.ports import SystemClock
+from cairn.coordinator.retained_checkpoints import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, StorageError
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange

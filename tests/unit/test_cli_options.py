@@ -22,7 +22,7 @@ from cairn.api import watchers
 from cairn.cli.common import arranged
 from cairn.cli.events import RunEvents
 from cairn.cli.output import Output, problem_document
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.epoch_loop import EpochReport
 from cairn.errors import UserFunctionError
 
 PROBLEM = {"type", "title", "detail", "code", "remedy", "exit_code", "location", "cause"}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.compactor import Compactor
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, StateSpec
 from cairn.model.types import Storage

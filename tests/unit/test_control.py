@@ -15,7 +15,7 @@ from tests.unit.test_savepoint_coordinator import World
 from cairn.api.job import JobHandle
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import Control, ask
-from cairn.coordinator.restart import RestartPolicy
+from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.epochs_lab import World, calls_of_a_run
 
-from cairn.coordinator import compaction as compaction_module
+from cairn.coordinator import compactor as compaction_module
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
 from cairn.state import working_store
 from cairn.testing.faults import Crash, Fault, FaultPlan

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.unit.epochs_lab import EPOCHS, World
 
-from cairn.coordinator import compaction as compaction_module
+from cairn.coordinator import compactor as compaction_module
 from cairn.errors import CairnError, CorruptFileError, EpochFailedError, FencedError
 from cairn.model.manifest import TaskAck
 from cairn.state import working_store

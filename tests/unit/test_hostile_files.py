@@ -23,7 +23,7 @@ from cairn.cli import checkpoints, snapshots, state
 from cairn.cli.listing import list_jobs
 from cairn.cli.output import Output
 from cairn.coordinator.control import ask
-from cairn.coordinator.offsets import LocalOffsets
+from cairn.coordinator.offset_log import LocalOffsets
 from cairn.errors import CairnError, CorruptFileError, FencedError
 from cairn.state import local_stores
 from cairn.storage import layout, regular_files, running_jobs

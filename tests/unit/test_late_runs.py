@@ -15,8 +15,8 @@ from tests.unit.epochs_lab import EPOCHS, World
 from cairn.api.agreement import output_is_published
 from cairn.api.recovery import _newest
 from cairn.api.retention import discard_all
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.ports import JobFacts
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.model.manifest import Manifest
 from cairn.storage import layout

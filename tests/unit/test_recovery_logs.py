@@ -22,8 +22,8 @@ from cairn.api.recovery import Recovered, recover
 from cairn.api.sources import TICKS, again, build_spark_folder, moved_sources
 from cairn.api.sparklogs import read_log, sealed
 from cairn.config import Settings
-from cairn.coordinator.parties import SystemClock
-from cairn.coordinator.retained import Retained
+from cairn.coordinator.ports import SystemClock
+from cairn.coordinator.retained_checkpoints import Retained
 from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InvalidInputError, StorageError
 from cairn.model.manifest import Manifest, gave_up
 from cairn.snapshots.snapshot import open_snapshot

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cairn.config import CheckpointSettings, RestartSettings
-from cairn.coordinator.restart import RestartPolicy, worth_restarting
+from cairn.coordinator.restart_policy import RestartPolicy, worth_restarting
 from cairn.errors import (
     CorruptFileError,
     EpochFailedError,

@@ -22,8 +22,8 @@ from cairn.api.restore import next_epoch
 from cairn.api.snapshots import find
 from cairn.api.sources import match_sources, source_name
 from cairn.config import Settings
-from cairn.coordinator.parties import SystemClock
-from cairn.coordinator.retained import Retained
+from cairn.coordinator.ports import SystemClock
+from cairn.coordinator.retained_checkpoints import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
 from cairn.snapshots.snapshot import open_snapshot, retained
 from cairn.storage import layout

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.coordinating import manifest
 
 from cairn.api.savepoints import SparkSavepoints, savepoint_path
-from cairn.coordinator.parties import JobFacts
-from cairn.coordinator.pending import SavepointOrder
+from cairn.coordinator.ports import JobFacts
+from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import InvalidInputError
 from cairn.model.savepoint_records import SavepointMetadata
 from cairn.storage.filesystem import LocalFileSystem

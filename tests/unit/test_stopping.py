@@ -20,7 +20,7 @@ from cairn.api.gate import EpochGate
 from cairn.api.savepoints import savepoint_path
 from cairn.api.sources import TICKS, again, copy_sources, folders, lost_files, match_sources, rearranged
 from cairn.api.stopping import StopNote, stop, tell_of_unfinished_stops
-from cairn.coordinator.pending import SavepointOrder
+from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidInputError
 from cairn.storage.filesystem import LocalFileSystem
 

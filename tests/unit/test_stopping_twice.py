@@ -15,7 +15,7 @@ from tests.unit.test_stopping import Loop, served, stopped
 from cairn.api import stopping
 from cairn.api.gate import EpochGate
 from cairn.api.stopping import stop
-from cairn.coordinator.pending import SavepointOrder
+from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import CheckpointFailedError
 
 

@@ -16,8 +16,8 @@ from cairn.api.job import JobHandle, JobStatus
 from cairn.api.savepoints import SparkSavepoints, _Writing
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch
-from cairn.coordinator.parties import JobFacts
-from cairn.coordinator.restart import RestartPolicy
+from cairn.coordinator.ports import JobFacts
+from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import CairnError, EpochFailedError, FencedError
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

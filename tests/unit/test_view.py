@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.unit.webjob import EVIL, JOB, START, UID, info, make_job
 
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.epoch_loop import EpochReport
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import TaskMetrics

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from cairn.api.sources import moved_sources, positions_of
-from cairn.coordinator.offsets import MAX_ENTRY
+from cairn.coordinator.offset_log import MAX_ENTRY
 from cairn.errors import CorruptFileError, IncompatibleStateError
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import Manifest

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cairn.api.graph import FUNCTION_PREFIX
 from cairn.connectors.base import BaseSink
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"

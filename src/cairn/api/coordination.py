@@ -18,10 +18,10 @@ from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import SparkSnapshots
 from cairn.config import Settings
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.epochs import OperatorPlan
-from cairn.coordinator.parties import JobFacts
-from cairn.coordinator.statistics import Insight
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.epoch_loop import OperatorPlan
+from cairn.coordinator.ports import JobFacts
+from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.errors import CheckpointFailedError
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.functions import CheckpointListener

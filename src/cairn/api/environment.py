@@ -55,12 +55,12 @@ from cairn.api.workers import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.config.remembered_options import restart_keys
 from cairn.connectors.sources import FileSource, Source
-from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
 from cairn.coordinator.epoch_time import TimeKeeper
-from cairn.coordinator.epochs import EpochLoop, OperatorPlan
-from cairn.coordinator.offsets import LocalOffsets
-from cairn.coordinator.restart import RestartPolicy
+from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
+from cairn.coordinator.offset_log import LocalOffsets
+from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model import keygroups

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from cairn.api.gate import EpochGate
 from cairn.api.stopping import finish_newest
-from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.errors import CairnError
 from cairn.logs import get_logger
 from cairn.storage import layout

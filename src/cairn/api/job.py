@@ -23,12 +23,12 @@ from cairn.api.retention import discard_all, keeps_checkpoints
 from cairn.api.savepoints import target_directory
 from cairn.api.stopping import stop
 from cairn.api.watchers import tell
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
-from cairn.coordinator.epochs import EpochLoop, EpochReport
-from cairn.coordinator.pending import SavepointOrder
-from cairn.coordinator.restart import RestartPolicy, worth_restarting
+from cairn.coordinator.epoch_loop import EpochLoop, EpochReport
+from cairn.coordinator.pending_checkpoint import SavepointOrder
+from cairn.coordinator.restart_policy import RestartPolicy, worth_restarting
 from cairn.errors import (
     CairnError,
     CheckpointFailedError,

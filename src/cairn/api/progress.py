@@ -14,7 +14,7 @@ from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
 
 from cairn.api.sources import is_again
-from cairn.coordinator.statistics import Tasks
+from cairn.coordinator.checkpoint_statistics import Tasks
 from cairn.logs import get_logger
 from cairn.model.manifest import TaskAck
 

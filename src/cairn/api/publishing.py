@@ -11,8 +11,8 @@ from typing import Any
 from cairn.api.progress import SourceRows
 from cairn.api.recovery import Recovered
 from cairn.config import Settings
-from cairn.coordinator.epochs import EpochReport
-from cairn.coordinator.restart import RestartPolicy
+from cairn.coordinator.epoch_loop import EpochReport
+from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import CairnError
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.filesystem import FileSystem

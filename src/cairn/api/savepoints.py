@@ -20,10 +20,10 @@ from cairn.api.background import Background
 from cairn.api.origin import note_taken
 from cairn.api.sources import copy_sources
 from cairn.api.sparklogs import MAX_LOG
-from cairn.coordinator.compaction import ranges_of
-from cairn.coordinator.parties import JobFacts, WrittenSavepoint
-from cairn.coordinator.pending import SavepointOrder
-from cairn.coordinator.statistics import by_subtask
+from cairn.coordinator.compactor import ranges_of
+from cairn.coordinator.ports import JobFacts, WrittenSavepoint
+from cairn.coordinator.pending_checkpoint import SavepointOrder
+from cairn.coordinator.checkpoint_statistics import by_subtask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, from_traceback
 from cairn.logs import get_logger
 from cairn.model.keygroups import subtask_of

@@ -24,8 +24,8 @@ from cairn.api.background import Background
 from cairn.api.graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
 from cairn.api.sources import FILES, again, source_name
-from cairn.coordinator.compaction import ranges_of
-from cairn.coordinator.statistics import by_subtask
+from cairn.coordinator.compactor import ranges_of
+from cairn.coordinator.checkpoint_statistics import by_subtask
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck

@@ -15,8 +15,8 @@ import msgspec
 
 from cairn.api.gate import EpochGate
 from cairn.api.savepoints import savepoint_path
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.pending import CheckpointRequest, SavepointOrder
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError, CheckpointFailedError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo

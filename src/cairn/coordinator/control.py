@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.coordinator.checkpoints import CheckpointCoordinator
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.errors import CairnError, CheckpointFailedError, FencedError, InvalidInputError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo

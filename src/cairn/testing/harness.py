@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from cairn.config import Settings
-from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.epoch_time import time_of
-from cairn.coordinator.epochs import EpochLoop, EpochReport, OperatorPlan
-from cairn.coordinator.offsets import OffsetEntry
+from cairn.coordinator.epoch_loop import EpochLoop, EpochReport, OperatorPlan
+from cairn.coordinator.offset_log import OffsetEntry
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
 from cairn.model.ddl import parse_columns, parse_type

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cairn.coordinator.epochs import EpochReport
+from cairn.coordinator.epoch_loop import EpochReport
 from cairn.errors import CairnError, CorruptFileError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model.manifest import TaskMetrics

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cairn.coordinator.statistics import handles_of
+from cairn.coordinator.checkpoint_statistics import handles_of
 from cairn.errors import CairnError, InvalidInputError, NotFoundError
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.manifest import NO_WATERMARK, Manifest, OperatorState

@@ -19,11 +19,11 @@ from cairn.api.sinks import FileSink
 from cairn.api.sources import COMPACT_INTERVAL
 from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.config import Settings
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.compaction import Compactor, ranges_of
-from cairn.coordinator.epochs import EpochLoop, OperatorPlan
-from cairn.coordinator.offsets import LocalOffsets
-from cairn.coordinator.parties import JobFacts
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.compactor import Compactor, ranges_of
+from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
+from cairn.coordinator.offset_log import LocalOffsets
+from cairn.coordinator.ports import JobFacts
 from cairn.errors import CairnError, FencedError
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.ddl import key_ddl

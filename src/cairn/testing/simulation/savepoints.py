@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from cairn.api.gate import EpochGate
 from cairn.api.stopping import stop
-from cairn.coordinator.checkpoints import CheckpointCoordinator
-from cairn.coordinator.epochs import EpochLoop
-from cairn.coordinator.pending import CheckpointRequest, SavepointOrder
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.epoch_loop import EpochLoop
+from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus
 from cairn.model.savepoint_records import SavepointMetadata, StateTable

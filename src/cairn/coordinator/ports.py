@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cairn.coordinator.pending import SavepointOrder, Snapshots
+from cairn.coordinator.pending_checkpoint import SavepointOrder, Snapshots
 from cairn.logs import get_logger
 from cairn.model.manifest import Manifest
 

@@ -26,9 +26,9 @@ import msgspec
 
 from cairn.config import Settings
 from cairn.coordinator.acks import accept, merged_states
-from cairn.coordinator.compaction import Compactor
+from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.epoch_time import EpochTime, TimeKeeper, time_of
-from cairn.coordinator.offsets import OffsetEntry, Offsets
+from cairn.coordinator.offset_log import OffsetEntry, Offsets
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.logs import get_logger
 from cairn.model.manifest import (

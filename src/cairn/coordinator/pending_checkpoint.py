@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cairn.coordinator.statistics import Tasks
+from cairn.coordinator.checkpoint_statistics import Tasks
 from cairn.errors import CheckpointFailedError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, StateHandle

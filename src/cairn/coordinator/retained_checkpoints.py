@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from cairn.coordinator.discards import Discards
-from cairn.coordinator.parties import Clock
+from cairn.coordinator.failed_discards import Discards
+from cairn.coordinator.ports import Clock
 from cairn.errors import CairnError, FencedError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import Checkpoint
