@@ -14,7 +14,7 @@ from tests.kill.test_kill import Trial
 from tests.patience import PATIENCE
 from tests.spark.oracle import Row, expected, numbered_rows
 
-from cairn.api.restore import damage
+from cairn.restore.restored_epoch import damage
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.state.section_changes import StateFiles

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.api import recovery, restore, retention, savepoints, sinks
+from cairn.restore import recovery, restored_epoch
+from cairn.api import retention, savepoints, sinks
 from cairn.coordinator import compactor, epoch_loop
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
@@ -82,7 +83,7 @@ def a_manifest_may_be_overwritten(patch: Patch) -> None:
 
 
 def a_restore_reuses_epoch_numbers(patch: Patch) -> None:
-    for module in (recovery, restore):
+    for module in (recovery, restored_epoch):
         patch.setattr(module, "next_epoch", lambda snapshot, files: snapshot.epoch + 1)
 
 

@@ -32,7 +32,7 @@ from cairn import (
     UserFunctionError,
     ValueStateDescriptor,
 )
-from cairn.api.sources import COMPACT_INTERVAL
+from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.coordinator import offset_log
 from cairn.coordinator.compactor import Compactor
 from cairn.model.manifest import DEFER_EPOCHS

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cairn.api.agreement import spark_batches
-from cairn.api.recovery import recover
+from cairn.restore.log_agreement import spark_batches
+from cairn.restore.recovery import recover
 from cairn.config import Settings
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan

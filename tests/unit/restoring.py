@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from cairn.api.migration import LocalMover, Mover
-from cairn.api.origin import note_taken
-from cairn.api.planning import JobShape
-from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.restore.origin import note_taken
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.recovery import Recovered, Restorer, recover
 from cairn.config import Settings
 from cairn.coordinator.ports import JobFacts
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType

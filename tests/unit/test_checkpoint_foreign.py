@@ -18,11 +18,11 @@ from tests.unit.test_cli_state import call
 from tests.unit.test_restore_savepoint_faults import Pickled
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
-from cairn.api.origin import made_here
-from cairn.api.planning import JobShape
-from cairn.api.recovery import Recovered, plan_restore, recover
-from cairn.api.restore import damage, newest_intact
-from cairn.api.snapshots import find, of_checkpoint
+from cairn.restore.origin import made_here
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.recovery import Recovered, plan_restore, recover
+from cairn.restore.restored_epoch import damage, newest_intact
+from cairn.snapshots.restorable import find, of_checkpoint
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import Retained

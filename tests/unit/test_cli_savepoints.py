@@ -14,8 +14,8 @@ from tests.unit.test_restore_savepoint import RENAMES, ROWS, New, Old
 from tests.unit.test_savepoint_coordinator import World
 from typer.testing import CliRunner
 
-from cairn.api.planning import make_plan
-from cairn.api.snapshots import find
+from cairn.restore.restore_plan import make_plan
+from cairn.snapshots.restorable import find
 from cairn.cli.main import app
 from cairn.cli.output import Output
 from cairn.cli.plan import show

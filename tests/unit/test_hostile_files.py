@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from tests.unit.test_web_rest import client_of
 from tests.unit.webjob import JOB, UID, make_job
 
-from cairn.api.sparklogs import read_log
+from cairn.restore.spark_logs import read_log
 from cairn.cli import checkpoints, snapshots, state
 from cairn.cli.listing import list_jobs
 from cairn.cli.output import Output

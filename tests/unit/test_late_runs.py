@@ -12,8 +12,8 @@ import pytest
 from tests.unit import coordinating
 from tests.unit.epochs_lab import EPOCHS, World
 
-from cairn.api.agreement import output_is_published
-from cairn.api.recovery import _newest
+from cairn.restore.log_agreement import output_is_published
+from cairn.restore.recovery import _newest
 from cairn.api.retention import discard_all
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.ports import JobFacts

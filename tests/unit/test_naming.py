@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cairn.api.planning import JobShape, RestorePlan, make_plan
-from cairn.api.snapshots import Snapshot, StoredOperator
+from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
+from cairn.snapshots.restorable import Snapshot, StoredOperator
 from cairn.config import Settings
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.manifest import StateSpec

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_recovery_logs import Sum, run, start, tell_spark, total
 
-from cairn.api import restore as restoring
-from cairn.api.restore import damage
+from cairn.restore import restored_epoch as restoring
+from cairn.restore.restored_epoch import damage
 from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, StateHandle

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cairn.api.planned import complete_plan
-from cairn.api.sources import TICKS, again
+from cairn.restore.planned_epoch import complete_plan
+from cairn.restore.source_logs import TICKS, again
 from cairn.errors import CorruptFileError
 
 FILE = "FileSource[/in]"
@@ -115,7 +115,7 @@ def test_an_entry_that_an_older_run_writes_meanwhile_counts(tmp_path: Path, monk
         return original(folder)
 
     original = complete_plan.__globals__["LocalFileSystem"]
-    monkeypatch.setattr("cairn.api.planned.LocalFileSystem", overtaken)
+    monkeypatch.setattr("cairn.restore.planned_epoch.LocalFileSystem", overtaken)
     assert complete_plan(str(tmp_path), [FILE], NOW) is None
     assert (tmp_path / "offsets" / "1").read_text() == theirs
 

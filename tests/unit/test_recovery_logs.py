@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 
-import cairn.api.restore as restoring
+import cairn.restore.restored_epoch as restoring
 from cairn import KeyedProcessFunction, ValueStateDescriptor
 from cairn.api.failures import note_damage
-from cairn.api.planning import JobShape
-from cairn.api.recovery import Recovered, recover
-from cairn.api.sources import TICKS, again, build_spark_folder, moved_sources
-from cairn.api.sparklogs import read_log, sealed
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.recovery import Recovered, recover
+from cairn.restore.source_logs import TICKS, again, build_spark_folder, moved_sources
+from cairn.restore.spark_logs import read_log, sealed
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import Retained

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cairn import RestartStrategies, StreamExecutionEnvironment
 from cairn.api.checkpointing import CheckpointConfig
 from cairn.api.nothing_new import NothingNew, tell_end
-from cairn.api.recovery import Recovered
+from cairn.restore.recovery import Recovered
 from cairn.api.remembering import announce_discards, recall
 from cairn.api.retention import discard_all
 from cairn.cli.main import app

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cairn.api.restore import damage, restore
-from cairn.api.snapshots import find, of_checkpoint
-from cairn.api.sources import copy_source, positions_of
+from cairn.restore.restored_epoch import damage, restore
+from cairn.snapshots.restorable import find, of_checkpoint
+from cairn.restore.source_logs import copy_source, positions_of
 from cairn.errors import CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_key

@@ -14,13 +14,13 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_restore_savepoint import ROWS, Old
 
-from cairn.api.claims import claim, release_claims
+from cairn.restore.ownership import claim, release_claims
 from cairn.api.migration import LocalMover
-from cairn.api.planning import JobShape
-from cairn.api.recovery import Recovered, plan_restore, recover
-from cairn.api.restore import next_epoch
-from cairn.api.snapshots import find
-from cairn.api.sources import match_sources, source_name
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.recovery import Recovered, plan_restore, recover
+from cairn.restore.restored_epoch import next_epoch
+from cairn.snapshots.restorable import find
+from cairn.restore.source_logs import match_sources, source_name
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import Retained

@@ -14,7 +14,7 @@ from tests.unit.restoring import checkpoint_of, harness, newest, restored, savep
 from tests.unit.test_restore_savepoint import ROWS, Old, check_same, model, run_old
 
 from cairn.api.migration import LocalMover
-from cairn.api.planning import JobShape
+from cairn.restore.restore_plan import JobShape
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import (
     ListStateDescriptor,

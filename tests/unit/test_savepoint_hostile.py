@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.test_savepoint_tables import load, make_job, make_savepoint, rewrite, vouch
 
-from cairn.api.sources import copy_source, positions_of
+from cairn.restore.source_logs import copy_source, positions_of
 from cairn.errors import (
     CairnError,
     CorruptFileError,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cairn.api.progress import SourceRows, places_of
-from cairn.api.sources import again
+from cairn.restore.source_logs import again
 
 
 @dataclass

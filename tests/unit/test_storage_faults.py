@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.unit.epochs_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 
-from cairn.api.restore import damage
+from cairn.restore.restored_epoch import damage
 from cairn.coordinator import compactor as compaction_module
 from cairn.errors import CorruptFileError, StorageError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType

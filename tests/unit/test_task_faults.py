@@ -14,7 +14,7 @@ import pytest
 from tests.patience import PATIENCE
 from tests.unit.epochs_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 
-from cairn.api.recovery import recover
+from cairn.restore.recovery import recover
 from cairn.config import Settings
 from cairn.errors import CairnError, InvalidInputError, UserFunctionError
 from cairn.state import working_store

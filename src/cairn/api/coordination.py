@@ -8,12 +8,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cairn.api.agreement import output_is_published
+from cairn.restore.log_agreement import output_is_published
 from cairn.api.background import Background
-from cairn.api.claims import release_claims
+from cairn.restore.ownership import release_claims
 from cairn.api.job import JobHandle
 from cairn.api.progress import EpochProgress
-from cairn.api.recovery import Recovered
+from cairn.restore.recovery import Recovered
 from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import BaseSink
 from cairn.api.spark import SparkSnapshots

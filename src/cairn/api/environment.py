@@ -28,17 +28,17 @@ from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
 from cairn.api.nothing_new import NothingNew, tell_start
-from cairn.api.planned import complete_plan
-from cairn.api.planning import JobShape, RestorePlan
+from cairn.restore.planned_epoch import complete_plan
+from cairn.restore.restore_plan import JobShape, RestorePlan
 from cairn.api.probing import probe
 from cairn.api.progress import SourceRows
 from cairn.api.publishing import Publisher
-from cairn.api.recovery import Recovered, Restorer, plan_restore, recover
+from cairn.restore.recovery import Recovered, Restorer, plan_restore, recover
 from cairn.api.remembering import announce_discards, recall
 from cairn.api.requests import actions_of
 from cairn.api.sinks import BaseSink, TableSink
-from cairn.api.snapshots import find
-from cairn.api.sources import COLLECTION, COMPACT_INTERVAL, TICKS, is_again
+from cairn.snapshots.restorable import find
+from cairn.restore.source_logs import COLLECTION, COMPACT_INTERVAL, TICKS, is_again
 from cairn.api.spark import (
     SparkCluster,
     collector,

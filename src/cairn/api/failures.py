@@ -9,7 +9,7 @@ from typing import Any
 
 from py4j.protocol import Py4JNetworkError
 
-from cairn.api.restore import damage
+from cairn.restore.restored_epoch import damage
 from cairn.errors import (
     CairnError,
     CorruptFileError,

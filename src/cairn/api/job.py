@@ -18,7 +18,7 @@ from cairn.api.gate import EpochGate
 from cairn.api.interrupts import interrupts, wind_down
 from cairn.api.nothing_new import tell_end
 from cairn.api.publishing import Publisher
-from cairn.api.recovery import Recovered
+from cairn.restore.recovery import Recovered
 from cairn.api.retention import discard_all, keeps_checkpoints
 from cairn.api.savepoints import target_directory
 from cairn.api.stopping import stop

@@ -14,8 +14,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from cairn.api.background import POOL
-from cairn.api.planning import OperatorRestore, RestorePlan
-from cairn.api.snapshots import Snapshot
+from cairn.restore.restore_plan import OperatorRestore, RestorePlan
+from cairn.snapshots.restorable import Snapshot
 from cairn.errors import InternalError, StorageError, from_traceback
 from cairn.logs import get_logger
 from cairn.model.keygroups import KeyGroupRange, key_group_range

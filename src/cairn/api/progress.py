@@ -13,7 +13,7 @@ import msgspec
 from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
 
-from cairn.api.sources import is_again
+from cairn.restore.source_logs import is_again
 from cairn.coordinator.checkpoint_statistics import Tasks
 from cairn.logs import get_logger
 from cairn.model.manifest import TaskAck

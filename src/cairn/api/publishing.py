@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cairn.api.progress import SourceRows
-from cairn.api.recovery import Recovered
+from cairn.restore.recovery import Recovered
 from cairn.config import Settings
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.coordinator.restart_policy import RestartPolicy

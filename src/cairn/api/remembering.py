@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cairn.api.recovery import Recovered
+from cairn.restore.recovery import Recovered
 from cairn.api.retention import keeps_checkpoints
 from cairn.config import CheckpointSettings, Settings
 from cairn.config.remembered_options import overrides, recalled, taken_over

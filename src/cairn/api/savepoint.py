@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 import cairn
 from cairn.api.diff import diff_rows, diff_summary
 from cairn.api.frames import FrameRows, fit, frame_of, spark_schema, write_frame
-from cairn.api.sources import COMPACT_INTERVAL, copy_sources
+from cairn.restore.source_logs import COMPACT_INTERVAL, copy_sources
 from cairn.errors import CairnError, InvalidInputError, from_traceback
 from cairn.model.ddl import parse_columns, quoted
 from cairn.model.descriptors import StateDescriptor

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from cairn import __version__
 from cairn.api.background import Background
-from cairn.api.origin import note_taken
-from cairn.api.sources import copy_sources
-from cairn.api.sparklogs import MAX_LOG
+from cairn.restore.origin import note_taken
+from cairn.restore.source_logs import copy_sources
+from cairn.restore.spark_logs import MAX_LOG
 from cairn.coordinator.compactor import ranges_of
 from cairn.coordinator.ports import JobFacts, WrittenSavepoint
 from cairn.coordinator.pending_checkpoint import SavepointOrder

@@ -23,7 +23,7 @@ from cairn.api.arrow_batches import LIMITED_ROWS, ROWS
 from cairn.api.background import Background
 from cairn.api.graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
-from cairn.api.sources import FILES, again, source_name
+from cairn.restore.source_logs import FILES, again, source_name
 from cairn.coordinator.compactor import ranges_of
 from cairn.coordinator.checkpoint_statistics import by_subtask
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
@@ -211,7 +211,7 @@ def sink_reader(tag: int) -> Reader:
 
 def source_names(frame: DataFrame) -> list[str]:
     """What the sources of a stream read, in the order of the positions that Spark logs. A relation that is used twice
-    in the same form is one source with two positions (`api/sources.py`)."""
+    in the same form is one source with two positions (`restore/source_logs.py`)."""
     found: list[tuple[Any, int]] = []
     names: list[str] = []
     todo = [frame._jdf.queryExecution().analyzed()]

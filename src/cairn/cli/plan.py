@@ -15,7 +15,7 @@ from cairn.cli.run import run_job
 from cairn.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from cairn.api.planning import RestorePlan
+    from cairn.restore.restore_plan import RestorePlan
 
 
 class _Planned(BaseException):

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cairn.api.agreement import output_is_published
+from cairn.restore.log_agreement import output_is_published
 from cairn.api.directories import sweep_leftovers
 from cairn.api.gate import EpochGate
 from cairn.api.migration import LocalMover
-from cairn.api.planning import JobShape
-from cairn.api.recovery import Recovered, Restorer, recover
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.recovery import Recovered, Restorer, recover
 from cairn.api.retention import discard_all
 from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import FileSink
-from cairn.api.sources import COMPACT_INTERVAL
+from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.api.stopping import tell_of_unfinished_stops
 from cairn.config import Settings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from cairn.api.sources import moved_sources, positions_of
+from cairn.restore.source_logs import moved_sources, positions_of
 from cairn.coordinator.offset_log import MAX_ENTRY
 from cairn.errors import CorruptFileError, IncompatibleStateError
 from cairn.model.checkpoint_records import CheckpointStatus

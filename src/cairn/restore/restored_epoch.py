@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from cairn.api.planning import RestorePlan
-from cairn.api.snapshots import Snapshot
-from cairn.api.sources import (
+from cairn.restore.restore_plan import RestorePlan
+from cairn.snapshots.restorable import Snapshot
+from cairn.restore.source_logs import (
     COMPACT_INTERVAL,
     build_spark_folder,
     copy_sources,
@@ -26,7 +26,7 @@ from cairn.api.sources import (
     positions_of,
     rearranged,
 )
-from cairn.api.sparklogs import commit_batch
+from cairn.restore.spark_logs import commit_batch
 from cairn.errors import CorruptFileError, InternalError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import Checkpoint

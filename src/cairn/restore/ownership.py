@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from cairn.api.snapshots import Snapshot
+from cairn.snapshots.restorable import Snapshot
 from cairn.errors import CairnError, CorruptFileError, InvalidInputError, NotFoundError
 from cairn.logs import get_logger
 from cairn.storage import layout

@@ -17,8 +17,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from cairn.api.sources import FILES, folders, is_file_position, positions_of
-from cairn.api.sparklogs import numbers, read_text
+from cairn.restore.source_logs import FILES, folders, is_file_position, positions_of
+from cairn.restore.spark_logs import numbers, read_text
 from cairn.errors import CorruptFileError
 from cairn.logs import get_logger
 from cairn.storage import layout

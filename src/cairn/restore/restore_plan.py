@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.api.snapshots import Snapshot, StoredOperator
-from cairn.api.sources import SourcePlan, match_sources, positions_of
+from cairn.snapshots.restorable import Snapshot, StoredOperator
+from cairn.restore.source_logs import SourcePlan, match_sources, positions_of
 from cairn.config import Settings
 from cairn.errors import IncompatibleStateError, InvalidInputError
 from cairn.model.ddl import parse_keys, parse_type, same_keys

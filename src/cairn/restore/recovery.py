@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from cairn.api.agreement import (
+from cairn.restore.log_agreement import (
     check_order,
     compare_logs,
     output_is_published,
@@ -21,11 +21,11 @@ from cairn.api.agreement import (
     spark_folders,
     state_left,
 )
-from cairn.api.claims import check_claim, claim, drop_stale_claims
+from cairn.restore.ownership import check_claim, claim, drop_stale_claims
 from cairn.api.migration import Mover, Target
-from cairn.api.origin import made_here
-from cairn.api.planning import JobShape, RestorePlan, make_plan
-from cairn.api.restore import (
+from cairn.restore.origin import made_here
+from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
+from cairn.restore.restored_epoch import (
     carry,
     check_sources,
     damage,
@@ -37,9 +37,9 @@ from cairn.api.restore import (
     restore,
     snapshot_damage,
 )
-from cairn.api.snapshots import Snapshot, find, folder_of, of_checkpoint
-from cairn.api.sources import COMPACT_INTERVAL
-from cairn.api.sparklogs import check_logs
+from cairn.snapshots.restorable import Snapshot, find, folder_of, of_checkpoint
+from cairn.restore.source_logs import COMPACT_INTERVAL
+from cairn.restore.spark_logs import check_logs
 from cairn.config import Settings
 from cairn.errors import (
     CairnError,

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 
-from cairn.api.snapshots import Snapshot
+from cairn.snapshots.restorable import Snapshot
 from cairn.model.savepoint_records import SavepointMetadata
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
