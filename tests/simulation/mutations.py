@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from cairn.restore import recovery, restored_epoch
-from cairn.api import retention, savepoints, sinks
+from cairn.job import retention
+from cairn.api import savepoints, sinks
 from cairn.coordinator import compactor, epoch_loop
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck

@@ -16,7 +16,7 @@ from tests.unit.restoring import harness
 from tests.unit.test_web_rest import client_of, get
 from tests.unit.webjob import EVIL, JOB, UID, make_job
 
-from cairn.api.publishing import failure_facts
+from cairn.job.publisher import failure_facts
 from cairn.errors import (
     CairnError,
     CorruptFileError,

@@ -18,7 +18,7 @@ from tests.patience import PATIENCE
 from tests.unit.test_cli import cairn, environment, job, listen_to_interrupts
 from tests.unit.webjob import make_job
 
-from cairn.api import watchers
+from cairn.job import events
 from cairn.cli.common import arranged
 from cairn.cli.events import RunEvents
 from cairn.cli.output import Output, problem_document
@@ -208,9 +208,9 @@ def test_a_watcher_that_raises_costs_nothing(tmp_path: Path) -> None:
     def good(event: str, told: Any, facts: dict[str, Any]) -> None:
         heard.append((event, facts, threading.current_thread().name))
 
-    watchers.watchers.extend([bad, good])
+    events.watchers.extend([bad, good])
     try:
-        watchers.tell("epoch", Handle(tmp_path), report=1)
+        events.tell("epoch", Handle(tmp_path), report=1)
     finally:
-        watchers.watchers.clear()
+        events.watchers.clear()
     assert [event for event, _, _ in heard] == ["epoch"]

@@ -16,7 +16,7 @@ from tests.unit.test_web_rest import BEARER, client_of, get, post
 from tests.unit.webjob import EVIL, JOB, UID, info, make_job
 from typer.testing import CliRunner
 
-from cairn.api.publishing import settings_facts
+from cairn.job.publisher import settings_facts
 from cairn.cli.main import app
 from cairn.config import CheckpointSettings, Settings
 from cairn.coordinator import control

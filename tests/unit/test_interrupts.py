@@ -13,9 +13,9 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness
 from tests.unit.webjob import Totals
 
-from cairn.api import interrupts as interrupts_module
-from cairn.api.gate import EpochGate
-from cairn.api.interrupts import interrupts, wind_down
+from cairn.job import interrupts as interrupts_module
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.interrupts import interrupts, wind_down
 from cairn.errors import CheckpointFailedError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 

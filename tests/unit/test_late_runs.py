@@ -14,7 +14,7 @@ from tests.unit.epochs_lab import EPOCHS, World
 
 from cairn.restore.log_agreement import output_is_published
 from cairn.restore.recovery import _newest
-from cairn.api.retention import discard_all
+from cairn.job.retention import discard_all
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError

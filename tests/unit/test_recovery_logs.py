@@ -16,7 +16,7 @@ from tests.unit.restoring import checkpoint_of, harness, newest, restored, savep
 
 import cairn.restore.restored_epoch as restoring
 from cairn import KeyedProcessFunction, ValueStateDescriptor
-from cairn.api.failures import note_damage
+from cairn.job.failure_causes import note_damage
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.recovery import Recovered, recover
 from cairn.restore.source_logs import TICKS, again, build_spark_folder, moved_sources

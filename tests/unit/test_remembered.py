@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from cairn import RestartStrategies, StreamExecutionEnvironment
 from cairn.api.checkpointing import CheckpointConfig
-from cairn.api.nothing_new import NothingNew, tell_end
+from cairn.job.idle_start import NothingNew, tell_end
 from cairn.restore.recovery import Recovered
-from cairn.api.remembering import announce_discards, recall
-from cairn.api.retention import discard_all
+from cairn.job.start_configuration import announce_discards, recall
+from cairn.job.retention import discard_all
 from cairn.cli.main import app
 from cairn.config import OPTIONS, CheckpointSettings, RememberedOption, Settings, parse, with_options
 from cairn.config.remembered_options import REMEMBERED, recalled, value_of

@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE
 from tests.unit.coordinating import World
 
-from cairn.api import failures
+from cairn.job import failure_causes
 from cairn.api.job import JobHandle, JobStatus
 from cairn.api.savepoints import SparkSavepoints, _Writing
 from cairn.config import CheckpointSettings, RestartSettings
@@ -167,7 +167,7 @@ def test_a_run_that_ended_by_itself_stays_ended_well_whoever_comes_later(tmp_pat
 def test_the_rightful_run_starts_again_whatever_the_strategy(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "_PAUSE_MS", 1)
+    monkeypatch.setattr(failure_causes, "_PAUSE_MS", 1)
     job = handle(tmp_path, "none")
     job._query = ended(text)
 
@@ -184,7 +184,7 @@ def test_the_rightful_run_starts_again_whatever_the_strategy(
 def test_it_gives_up_after_three_times_and_keeps_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "_PAUSE_MS", 1)
+    monkeypatch.setattr(failure_causes, "_PAUSE_MS", 1)
     world = World(tmp_path)
     world.commit(0)
     world.coordinator.request()

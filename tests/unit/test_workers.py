@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cairn import InvalidInputError
-from cairn.api.failures import lost_jvm
+from cairn.job.failure_causes import lost_jvm
 from cairn.api.workers import check_workers
 
 

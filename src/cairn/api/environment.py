@@ -21,21 +21,21 @@ from cairn.api.background import Background
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
 from cairn.api.coordination import make_coordinator
 from cairn.api.datasource import register
-from cairn.api.directories import driver_directory, jobmanager_directory, sweep_leftovers
+from cairn.job.job_directory import driver_directory, jobmanager_directory, sweep_leftovers
 from cairn.api.event_time import refuse_second_watermark
 from cairn.api.fail_fast import FailFast
 from cairn.api.graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
 from cairn.api.migration import SparkMover
-from cairn.api.nothing_new import NothingNew, tell_start
+from cairn.job.idle_start import NothingNew, tell_start
 from cairn.restore.planned_epoch import complete_plan
 from cairn.restore.restore_plan import JobShape, RestorePlan
 from cairn.api.probing import probe
 from cairn.api.progress import SourceRows
-from cairn.api.publishing import Publisher
+from cairn.job.publisher import Publisher
 from cairn.restore.recovery import Recovered, Restorer, plan_restore, recover
-from cairn.api.remembering import announce_discards, recall
-from cairn.api.requests import actions_of
+from cairn.job.start_configuration import announce_discards, recall
+from cairn.job.actions import actions_of
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.snapshots.restorable import find
 from cairn.restore.source_logs import COLLECTION, COMPACT_INTERVAL, TICKS, is_again
@@ -48,7 +48,7 @@ from cairn.api.spark import (
     refuse_native_state,
     source_names,
 )
-from cairn.api.stopping import tell_of_unfinished_stops
+from cairn.job.stopping import tell_of_unfinished_stops
 from cairn.api.stream import DataStream
 from cairn.api.topology import topology
 from cairn.api.workers import check_workers

@@ -13,16 +13,16 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
-from cairn.api.failures import Collisions, from_outside, jvm_gone, needs_new_process, note_damage, why_failed
-from cairn.api.gate import EpochGate
-from cairn.api.interrupts import interrupts, wind_down
-from cairn.api.nothing_new import tell_end
-from cairn.api.publishing import Publisher
+from cairn.job.failure_causes import Collisions, from_outside, jvm_gone, needs_new_process, note_damage, why_failed
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.interrupts import interrupts, wind_down
+from cairn.job.idle_start import tell_end
+from cairn.job.publisher import Publisher
 from cairn.restore.recovery import Recovered
-from cairn.api.retention import discard_all, keeps_checkpoints
+from cairn.job.retention import discard_all, keeps_checkpoints
 from cairn.api.savepoints import target_directory
-from cairn.api.stopping import stop
-from cairn.api.watchers import tell
+from cairn.job.stopping import stop
+from cairn.job.events import tell
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control

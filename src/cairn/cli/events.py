@@ -25,7 +25,7 @@ class RunEvents:
         self._jobs: dict[str, _Count] = {}
 
     def tell(self, event: str, job: Any, facts: dict[str, Any]) -> None:
-        """As `cairn.api.watchers` calls it."""
+        """As `cairn.job.events` calls it."""
         known = self._jobs.setdefault(job.job_id, _Count(job))
         self._write({"event": event, "time_ms": _now(), "job": job.job_id, **known.told(event, facts)})
 
@@ -107,7 +107,7 @@ def _now() -> int:
 @contextmanager
 def watched() -> Iterator[RunEvents]:
     """Tells of all jobs that are started meanwhile. What the script prints goes to stderr, so that stdout is JSON."""
-    from cairn.api.watchers import watchers
+    from cairn.job.events import watchers
 
     events = RunEvents(sys.stdout)
     watchers.append(events.tell)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cairn.restore.log_agreement import output_is_published
-from cairn.api.directories import sweep_leftovers
-from cairn.api.gate import EpochGate
+from cairn.job.job_directory import sweep_leftovers
+from cairn.job.epoch_gate import EpochGate
 from cairn.api.migration import LocalMover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.recovery import Recovered, Restorer, recover
-from cairn.api.retention import discard_all
+from cairn.job.retention import discard_all
 from cairn.api.savepoints import SparkSavepoints
 from cairn.api.sinks import FileSink
 from cairn.restore.source_logs import COMPACT_INTERVAL
-from cairn.api.stopping import tell_of_unfinished_stops
+from cairn.job.stopping import tell_of_unfinished_stops
 from cairn.config import Settings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor, ranges_of

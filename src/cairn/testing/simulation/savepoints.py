@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.api.gate import EpochGate
-from cairn.api.stopping import stop
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.stopping import stop
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.epoch_loop import EpochLoop
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder

@@ -36,7 +36,7 @@ FOLDER = 0o040750
 MODULES = {
     "cairn.restore.log_agreement": ("os",),
     "cairn.restore.ownership": ("LocalFileSystem",),
-    "cairn.api.gate": ("threading", "time"),
+    "cairn.job.epoch_gate": ("threading", "time"),
     "cairn.restore.origin": ("os",),
     "cairn.restore.recovery": ("os",),
     "cairn.restore.restored_epoch": ("os", "tempfile", "uuid"),
@@ -45,7 +45,7 @@ MODULES = {
     "cairn.snapshots.restorable": ("os", "LocalFileSystem"),
     "cairn.restore.source_logs": ("os", "shutil", "sync", "uuid"),
     "cairn.restore.spark_logs": ("os", "LocalFileSystem"),
-    "cairn.api.stopping": ("threading", "time"),
+    "cairn.job.stopping": ("threading", "time"),
     "cairn.connectors.staging": ("os", "shutil", "LocalFileSystem", "sync"),
     "cairn.coordinator.checkpoint_coordinator": ("threading",),
     "cairn.coordinator.compactor": ("threading",),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from cairn.api.gate import EpochGate
-from cairn.api.stopping import finish_newest
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.stopping import finish_newest
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.errors import CairnError
 from cairn.logs import get_logger

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cairn.restore.recovery import Recovered
-from cairn.api.retention import keeps_checkpoints
+from cairn.job.retention import keeps_checkpoints
 from cairn.config import CheckpointSettings, Settings
 from cairn.config.remembered_options import overrides, recalled, taken_over
 from cairn.logs import get_logger
