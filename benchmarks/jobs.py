@@ -26,7 +26,7 @@ from cairn import (
     TumblingEventTimeWindows,
     ValueStateDescriptor,
 )
-from cairn.api.arrow_batches import LIFTED
+from cairn.spark.arrow_batches import LIFTED
 from cairn.api.stream import DataStream
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.runtime.aggregations import running
@@ -67,7 +67,7 @@ def events_with_entry(bench: Bench) -> DataFrame:
 
 # The limit: cairn's shuffle and transfer to Python and back, nothing in between. Spark runs it with its own settings,
 # as a pipeline has them that somebody writes without cairn. Those that cairn chooses for its queries make Spark itself
-# faster (`api/arrow_batches.py`); the limit with them, `limit-tuned`, is told beside it. Small epochs are compared with
+# faster (`spark/arrow_batches.py`); the limit with them, `limit-tuned`, is told beside it. Small epochs are compared with
 # them alone: they make those of Spark itself so much shorter that nothing would be left for cairn to add.
 
 

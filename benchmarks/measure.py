@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn.api.job import JobHandle, JobStatus
-from cairn.api.spark import local_session, query_settings
+from cairn.spark.cluster import local_session, query_settings
 from cairn.coordinator.epoch_loop import EpochReport
 
 POLL_SECONDS = 0.2

@@ -15,12 +15,12 @@ from benchmarks import checkpointing
 from benchmarks.jobs import TOTAL, Total, _keyed, _start, _user, source
 from benchmarks.measure import Bench, Series, Variant, run_job
 from cairn import JobHandle
-from cairn.api import migration, savepoints
+from cairn.spark import savepoint_writer, state_mover
 
 _NAME = "sp-many"
 _RESCALED = 8
 _HIGH_WATER = "VmHWM:"
-_STEPS = ((savepoints, "write_tables"), (migration, "load_tables"))
+_STEPS = ((savepoint_writer, "write_tables"), (state_mover, "load_tables"))
 
 
 def fill(bench: Bench) -> None:

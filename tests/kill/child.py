@@ -30,7 +30,7 @@ from pyspark import SparkContext
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result
 
 from cairn import FileSink, JobHandle, JobStatus, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
-from cairn.api.savepoints import SparkSavepoints
+from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.coordinator.epoch_loop import EpochLoop
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from cairn.restore import recovery, restored_epoch
 from cairn.job import retention
-from cairn.api import savepoints, sinks
+from cairn.spark import savepoint_writer
+from cairn.api import sinks
 from cairn.coordinator import compactor, epoch_loop
 from cairn.coordinator.acks import accept
 from cairn.model.manifest import Garbage, TaskAck
@@ -218,17 +219,17 @@ def checkpoints_go_before_the_next_is_complete(patch: Patch) -> None:
 
 def a_request_makes_a_savepoint_every_time(patch: Patch) -> None:
     tokens = (f"{number:012x}" for number in itertools.count())
-    patch.setattr(savepoints, "_token", lambda *named: next(tokens))
+    patch.setattr(savepoint_writer, "_token", lambda *named: next(tokens))
 
 
 def a_savepoint_lacks_the_newest_changes(patch: Patch) -> None:
-    work = savepoints._work
+    work = savepoint_writer._work
 
     def wrapped(job_dir: str, manifest: Any, operator: Any, target: str) -> Any:
         older = msgspec.structs.replace(operator, chain=operator.chain[:-1] or operator.chain)
         return work(job_dir, manifest, older, target)
 
-    patch.setattr(savepoints, "_work", wrapped)
+    patch.setattr(savepoint_writer, "_work", wrapped)
 
 
 def an_attempt_at_a_savepoint_clears_the_directory(patch: Patch) -> None:

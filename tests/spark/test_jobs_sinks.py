@@ -23,7 +23,7 @@ from cairn import (
     StreamExecutionEnvironment,
     TableSink,
 )
-from cairn.api import arrow_batches
+from cairn.spark import arrow_batches
 from cairn.api.sinks import BaseSink
 
 pytestmark = pytest.mark.spark

@@ -37,8 +37,8 @@ from cairn import (
     Time,
     ValueStateDescriptor,
 )
-from cairn.api import migration
-from cairn.api.spark import source_names
+from cairn.spark import state_mover
+from cairn.spark.cluster import source_names
 from cairn.storage.savepoint_folder import read_savepoint, verify
 
 pytestmark = pytest.mark.spark
@@ -86,7 +86,7 @@ def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(
     shutil.copytree(made.path, moved)
     shutil.rmtree(made.path)
     told: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(migration, "watchers", [lambda *step: told.append(step)])
+    monkeypatch.setattr(state_mover, "watchers", [lambda *step: told.append(step)])
     seven = running(lab, "seven", 7, **{FROM: moved, "state.backend.type": "hashmap"})
     assert all(done <= total for _, done, total in told)
     assert told[-1][1] == told[-1][2] > 0, "who watches a restore hears of its end"

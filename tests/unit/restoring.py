@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.api.migration import LocalMover, Mover
+from cairn.spark.state_mover import LocalMover, Mover
 from cairn.restore.origin import note_taken
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.recovery import Recovered, Restorer, recover

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cairn import ForeachEpochSink, NoopSink
-from cairn.api import arrow_batches
-from cairn.api.arrow_batches import BYTES, LIFTED, LIMITED_ROWS, NARROW, ROWS, ArrowBatches
+from cairn.spark import arrow_batches
+from cairn.spark.arrow_batches import BYTES, LIFTED, LIMITED_ROWS, NARROW, ROWS, ArrowBatches
 from cairn.connectors.base import BaseSink
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics

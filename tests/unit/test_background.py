@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.patience import until
 
-from cairn.api.background import Background
+from cairn.spark.background_tasks import Background
 from cairn.coordinator.compactor import ranges_of
 from cairn.model.manifest import OperatorState, StateHandle
 

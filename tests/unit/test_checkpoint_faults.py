@@ -15,7 +15,7 @@ from tests.unit.coordinating import Clock, Runner, World, manifest
 from typer.testing import CliRunner
 
 from cairn.api.job import JobHandle
-from cairn.api.progress import between_ends
+from cairn.spark.task_progress import between_ends
 from cairn.cli.main import app
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cairn.api.fail_fast import as_reason, is_lasting
+from cairn.spark.fail_fast import as_reason, is_lasting
 from cairn.errors import (
     CairnError,
     CorruptFileError,

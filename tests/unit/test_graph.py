@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn import OutputTag
-from cairn.api.graph import Derived, Function, Given, Node, functions_of, shared_functions
+from cairn.spark.stream_graph import Derived, Function, Given, Node, functions_of, shared_functions
 
 
 def source() -> Node:

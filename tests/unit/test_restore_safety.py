@@ -15,7 +15,7 @@ from tests.unit.restoring import checkpoint_of, harness, newest, restored, savep
 from tests.unit.test_restore_savepoint import ROWS, Old
 
 from cairn.restore.ownership import claim, release_claims
-from cairn.api.migration import LocalMover
+from cairn.spark.state_mover import LocalMover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restored_epoch import next_epoch

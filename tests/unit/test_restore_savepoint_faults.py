@@ -13,7 +13,7 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_restore_savepoint import ROWS, Old, check_same, model, run_old
 
-from cairn.api.migration import LocalMover
+from cairn.spark.state_mover import LocalMover
 from cairn.restore.restore_plan import JobShape
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import (

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.unit.coordinating import manifest
 
-from cairn.api.savepoints import SparkSavepoints, savepoint_path
+from cairn.spark.savepoint_writer import SparkSavepoints, savepoint_path
 from cairn.coordinator.ports import JobFacts
 from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import InvalidInputError

@@ -17,7 +17,7 @@ from tests.unit.test_savepoint_coordinator import World
 
 from cairn.restore.ownership import release_claims
 from cairn.job.epoch_gate import EpochGate
-from cairn.api.savepoints import savepoint_path
+from cairn.spark.savepoint_writer import savepoint_path
 from cairn.restore.source_logs import TICKS, again, copy_sources, folders, lost_files, match_sources, rearranged
 from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
 from cairn.coordinator.pending_checkpoint import SavepointOrder

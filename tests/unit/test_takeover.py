@@ -13,7 +13,7 @@ from tests.unit.coordinating import World
 
 from cairn.job import failure_causes
 from cairn.api.job import JobHandle, JobStatus
-from cairn.api.savepoints import SparkSavepoints, _Writing
+from cairn.spark.savepoint_writer import SparkSavepoints, _Writing
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch
 from cairn.coordinator.ports import JobFacts

@@ -14,8 +14,8 @@ import pytest
 from tests.unit.webjob import EVIL, UID, make_job
 
 from cairn import OutputTag
-from cairn.api import topology
-from cairn.api.graph import Derived, Function, Given, Node
+from cairn.spark import graph_facts
+from cairn.spark.stream_graph import Derived, Function, Given, Node
 from cairn.view.reading import JobReader
 from cairn.view.records import JobView
 from cairn.view.topology import Link, Vertex, graph_of
@@ -40,13 +40,13 @@ def spec(uid: str, keyed: bool = True, broadcast: bool = False) -> Any:
 def told(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the graph without Spark; a DataFrame is the names of its sources, or `op:<uid>` for what is inside."""
     inside = {n: n[3:] for n in ("op:first", "op:second")}
-    monkeypatch.setattr(topology, "source_names", lambda frame: list(frame))
+    monkeypatch.setattr(graph_facts, "source_names", lambda frame: list(frame))
     monkeypatch.setattr(
-        topology, "hidden_functions", lambda nodes: [inside[n] for node in nodes for n in node.df if n in inside]
+        graph_facts, "hidden_functions", lambda nodes: [inside[n] for node in nodes for n in node.df if n in inside]
     )
 
     def make(sinks: list[tuple[Node, str, str]], specs: list[Any], functions: list[Function]) -> dict[str, Any]:
-        made = topology.topology(sinks, specs, {one.uid: one for one in functions})
+        made = graph_facts.topology(sinks, specs, {one.uid: one for one in functions})
         return {entry["id"]: entry for entry in made}
 
     return make
@@ -91,7 +91,7 @@ def test_a_graph_that_cannot_be_told_is_no_error(told: Any, monkeypatch: pytest.
     def broken(frame: Any) -> list[str]:
         raise RuntimeError("the JVM says no")
 
-    monkeypatch.setattr(topology, "source_names", broken)
+    monkeypatch.setattr(graph_facts, "source_names", broken)
     assert told([(given("orders"), "out", "files")], [], []) == {}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cairn import InvalidInputError
 from cairn.job.failure_causes import lost_jvm
-from cairn.api.workers import check_workers
+from cairn.spark.worker_check import check_workers
 
 
 def session(python: str, master: str = "local[2]", shipped: tuple[str, ...] = ()) -> Any:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.api.frames import spark_schema
+from cairn.spark.snapshot_frames import spark_schema
 from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.snapshots.snapshot import FileRows, Snapshot, SnapshotState, open_snapshot, ranges, retained

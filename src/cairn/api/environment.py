@@ -14,24 +14,24 @@ from typing import Any, ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn import config as configuration
-from cairn.api.arrow_batches import ArrowBatches
-from cairn.api.assembly import final_frame, with_ticks
+from cairn.spark.arrow_batches import ArrowBatches
+from cairn.spark.final_frame import final_frame, with_ticks
 from cairn.api.backends import BackendChoice
-from cairn.api.background import Background
+from cairn.spark.background_tasks import Background
 from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
-from cairn.api.coordination import make_coordinator
+from cairn.spark.run_wiring import make_coordinator
 from cairn.api.datasource import register
 from cairn.job.job_directory import driver_directory, jobmanager_directory, sweep_leftovers
-from cairn.api.event_time import refuse_second_watermark
-from cairn.api.fail_fast import FailFast
-from cairn.api.graph import Function, forget_frames, hidden_functions
+from cairn.spark.event_time import refuse_second_watermark
+from cairn.spark.fail_fast import FailFast
+from cairn.spark.stream_graph import Function, forget_frames, hidden_functions
 from cairn.api.job import JobHandle
-from cairn.api.migration import SparkMover
+from cairn.spark.state_mover import SparkMover
 from cairn.job.idle_start import NothingNew, tell_start
 from cairn.restore.planned_epoch import complete_plan
 from cairn.restore.restore_plan import JobShape, RestorePlan
-from cairn.api.probing import probe
-from cairn.api.progress import SourceRows
+from cairn.spark.function_probe import probe
+from cairn.spark.task_progress import SourceRows
 from cairn.job.publisher import Publisher
 from cairn.restore.recovery import Recovered, Restorer, plan_restore, recover
 from cairn.job.start_configuration import announce_discards, recall
@@ -39,7 +39,7 @@ from cairn.job.actions import actions_of
 from cairn.api.sinks import BaseSink, TableSink
 from cairn.snapshots.restorable import find
 from cairn.restore.source_logs import COLLECTION, COMPACT_INTERVAL, TICKS, is_again
-from cairn.api.spark import (
+from cairn.spark.cluster import (
     SparkCluster,
     collector,
     compaction_job,
@@ -50,8 +50,8 @@ from cairn.api.spark import (
 )
 from cairn.job.stopping import tell_of_unfinished_stops
 from cairn.api.stream import DataStream
-from cairn.api.topology import topology
-from cairn.api.workers import check_workers
+from cairn.spark.graph_facts import topology
+from cairn.spark.worker_check import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.config.remembered_options import restart_keys
 from cairn.connectors.sources import FileSource, Source

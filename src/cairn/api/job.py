@@ -20,7 +20,7 @@ from cairn.job.idle_start import tell_end
 from cairn.job.publisher import Publisher
 from cairn.restore.recovery import Recovered
 from cairn.job.retention import discard_all, keeps_checkpoints
-from cairn.api.savepoints import target_directory
+from cairn.spark.savepoint_writer import target_directory
 from cairn.job.stopping import stop
 from cairn.job.events import tell
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator

@@ -8,7 +8,7 @@ from pyspark.sql.types import StructField, StructType
 
 from cairn.api.connected import check_same_keys, two_input_operator
 from cairn.api.keyed import KeyedStream
-from cairn.api.plans import event_time_of
+from cairn.spark.operator_plan import event_time_of
 from cairn.api.stream import DataStream, Declared
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type

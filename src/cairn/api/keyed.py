@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, MapType, NumericType, StructType
 from pyspark.sql.types import DataType as SparkType
 
-from cairn.api.plans import (
+from cairn.spark.operator_plan import (
     OutputType,
     arrow_schema_of,
     check_pickles,
@@ -26,7 +26,7 @@ from cairn.api.plans import (
 )
 from cairn.api.results import CloseableIterator, DataStreamSink
 from cairn.api.sinks import BaseSink
-from cairn.api.spark import refuse_native_state
+from cairn.spark.cluster import refuse_native_state
 from cairn.api.stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from cairn.api.job import JobHandle, JobStatus
-from cairn.api.plans import arrow_schema_of
+from cairn.spark.operator_plan import arrow_schema_of
 from cairn.connectors.base import BaseSink
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class

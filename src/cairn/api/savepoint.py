@@ -19,8 +19,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import cairn
-from cairn.api.diff import diff_rows, diff_summary
-from cairn.api.frames import FrameRows, fit, frame_of, spark_schema, write_frame
+from cairn.spark.snapshot_diff import diff_rows, diff_summary
+from cairn.spark.snapshot_frames import FrameRows, fit, frame_of, spark_schema, write_frame
 from cairn.restore.source_logs import COMPACT_INTERVAL, copy_sources
 from cairn.errors import CairnError, InvalidInputError, from_traceback
 from cairn.model.ddl import parse_columns, quoted

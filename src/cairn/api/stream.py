@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, overload
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructField, StructType
 
-from cairn.api.event_time import checked_watermark, refuse_no_time, refuse_second_watermark, with_watermark
-from cairn.api.graph import Derived, Function, Given, Node, Output, functions_of
-from cairn.api.plans import (
+from cairn.spark.event_time import checked_watermark, refuse_no_time, refuse_second_watermark, with_watermark
+from cairn.spark.stream_graph import Derived, Function, Given, Node, Output, functions_of
+from cairn.spark.operator_plan import (
     OutputType,
     arrow_schema_of,
     check_pickles,
@@ -29,7 +29,7 @@ from cairn.api.plans import (
 )
 from cairn.api.results import CloseableIterator, Collect, DataStreamSink, PrintToStdout
 from cairn.api.sinks import BaseSink
-from cairn.api.spark import SimpleTask, refuse_native_state
+from cairn.spark.cluster import SimpleTask, refuse_native_state
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type
 from cairn.model.descriptors import Time

@@ -8,9 +8,9 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cairn.api.graph import Output
+from cairn.spark.stream_graph import Output
 from cairn.api.keyed import KeyedStream
-from cairn.api.plans import OutputType, event_time_of, output_type_of
+from cairn.spark.operator_plan import OutputType, event_time_of, output_type_of
 from cairn.api.stream import DataStream, Declared
 from cairn.errors import InvalidInputError
 from cairn.model.assigners import TimeWindows, millis

@@ -105,7 +105,7 @@ def restoring(config: dict[str, Any], out: Output) -> Iterator[None]:
     if not config.get("execution.state-recovery.path") or out.as_json or out.quiet:
         yield
         return
-    from cairn.api import migration
+    from cairn.spark import state_mover
     from cairn.cli.progress import Step, display
 
     with display(out) as show:
@@ -113,11 +113,11 @@ def restoring(config: dict[str, Any], out: Output) -> Iterator[None]:
         def told(uid: str, done: int, total: int) -> None:
             show(Step(f"restoring {uid}", done, total, "pieces") if done < total else None)
 
-        migration.watchers.append(told)
+        state_mover.watchers.append(told)
         try:
             yield
         finally:
-            migration.watchers.remove(told)
+            state_mover.watchers.remove(told)
 
 
 def _prepare_process(job: Path, args: Sequence[str], config: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ class BaseSink:
 
     only_writes = False
     """True if no Python function sees the rows on their way through this sink: then Spark may send those of the job to
-    Python in batches whose bytes it does not count (`api/arrow_batches.py`)."""
+    Python in batches whose bytes it does not count (`spark/arrow_batches.py`)."""
 
     def __init__(self) -> None:
         self.uid = ""

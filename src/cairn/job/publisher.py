@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cairn.api.progress import SourceRows
+from cairn.spark.task_progress import SourceRows
 from cairn.restore.recovery import Recovered
 from cairn.config import Settings
 from cairn.coordinator.epoch_loop import EpochReport

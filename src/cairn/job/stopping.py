@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.job.epoch_gate import EpochGate
-from cairn.api.savepoints import savepoint_path
+from cairn.spark.savepoint_writer import savepoint_path
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError, CheckpointFailedError, NotFoundError

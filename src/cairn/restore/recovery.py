@@ -22,7 +22,7 @@ from cairn.restore.log_agreement import (
     state_left,
 )
 from cairn.restore.ownership import check_claim, claim, drop_stale_claims
-from cairn.api.migration import Mover, Target
+from cairn.spark.state_mover import Mover, Target
 from cairn.restore.origin import made_here
 from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
 from cairn.restore.restored_epoch import (

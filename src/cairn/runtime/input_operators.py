@@ -1,6 +1,6 @@
 """Operators without a key, and operators with two inputs. The keyed one with one input is `ProcessOperator` itself.
 
-The rows of two inputs arrive in one shuffle (`api/plans.py`, `two_inputs`): key columns, a struct per input that is
+The rows of two inputs arrive in one shuffle (`spark/operator_plan.py`, `two_inputs`): key columns, a struct per input that is
 null in the rows of the other, the number of the input, and the group.
 """
 

@@ -10,11 +10,11 @@ import msgspec
 from cairn.restore.log_agreement import output_is_published
 from cairn.job.job_directory import sweep_leftovers
 from cairn.job.epoch_gate import EpochGate
-from cairn.api.migration import LocalMover
+from cairn.spark.state_mover import LocalMover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.recovery import Recovered, Restorer, recover
 from cairn.job.retention import discard_all
-from cairn.api.savepoints import SparkSavepoints
+from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.api.sinks import FileSink
 from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.job.stopping import tell_of_unfinished_stops

@@ -40,7 +40,7 @@ MODULES = {
     "cairn.restore.origin": ("os",),
     "cairn.restore.recovery": ("os",),
     "cairn.restore.restored_epoch": ("os", "tempfile", "uuid"),
-    "cairn.api.savepoints": ("os", "sync", "threading", "time", "uuid"),
+    "cairn.spark.savepoint_writer": ("os", "sync", "threading", "time", "uuid"),
     "cairn.api.sinks": ("os", "shutil", "LocalFileSystem"),
     "cairn.snapshots.restorable": ("os", "LocalFileSystem"),
     "cairn.restore.source_logs": ("os", "shutil", "sync", "uuid"),

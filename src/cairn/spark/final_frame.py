@@ -9,9 +9,9 @@ from typing import cast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.api.graph import Build, Output, functions_of, hidden_functions, shared_functions
+from cairn.spark.stream_graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.sinks import BaseSink
-from cairn.api.spark import Reader, sink_reader, tagged_union
+from cairn.spark.cluster import Reader, sink_reader, tagged_union
 from cairn.api.stream import DataStream
 from cairn.logs import get_logger
 

@@ -19,9 +19,9 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.api.arrow_batches import LIMITED_ROWS, ROWS
-from cairn.api.background import Background
-from cairn.api.graph import FUNCTION_PREFIX
+from cairn.spark.arrow_batches import LIMITED_ROWS, ROWS
+from cairn.spark.background_tasks import Background
+from cairn.spark.stream_graph import FUNCTION_PREFIX
 from cairn.api.sinks import BaseSink
 from cairn.restore.source_logs import FILES, again, source_name
 from cairn.coordinator.compactor import ranges_of

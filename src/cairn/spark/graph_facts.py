@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from cairn.api.graph import Function, Given, Node, Output, functions_of, hidden_functions
-from cairn.api.spark import source_names
+from cairn.spark.stream_graph import Function, Given, Node, Output, functions_of, hidden_functions
+from cairn.spark.cluster import source_names
 from cairn.logs import get_logger
 from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.view.topology import BROADCAST, FORWARD, HASH, REBALANCE, Link, Vertex

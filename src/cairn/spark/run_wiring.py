@@ -9,14 +9,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from cairn.restore.log_agreement import output_is_published
-from cairn.api.background import Background
+from cairn.spark.background_tasks import Background
 from cairn.restore.ownership import release_claims
 from cairn.api.job import JobHandle
-from cairn.api.progress import EpochProgress
+from cairn.spark.task_progress import EpochProgress
 from cairn.restore.recovery import Recovered
-from cairn.api.savepoints import SparkSavepoints
+from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.api.sinks import BaseSink
-from cairn.api.spark import SparkSnapshots
+from cairn.spark.cluster import SparkSnapshots
 from cairn.config import Settings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.epoch_loop import OperatorPlan

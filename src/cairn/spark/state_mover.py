@@ -13,7 +13,7 @@ import msgspec
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from cairn.api.background import POOL
+from cairn.spark.background_tasks import POOL
 from cairn.restore.restore_plan import OperatorRestore, RestorePlan
 from cairn.snapshots.restorable import Snapshot
 from cairn.errors import InternalError, StorageError, from_traceback

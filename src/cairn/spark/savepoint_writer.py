@@ -16,7 +16,7 @@ import xxhash
 from pyspark.sql import SparkSession
 
 from cairn import __version__
-from cairn.api.background import Background
+from cairn.spark.background_tasks import Background
 from cairn.restore.origin import note_taken
 from cairn.restore.source_logs import copy_sources
 from cairn.restore.spark_logs import MAX_LOG

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cairn.api.graph import tagged_schema
-from cairn.api.spark import OperatorTask
+from cairn.spark.stream_graph import tagged_schema
+from cairn.spark.cluster import OperatorTask
 from cairn.errors import InvalidInputError
 from cairn.model.output_tags import OutputTag, columns_ddl, row_columns_of
 from cairn.model.types import DataType
