@@ -19,7 +19,7 @@ from benchmarks.jobs import TOTAL, Total, _keyed, _start, _user, events, source
 from benchmarks.measure import Bench, Series, Variant, run_job, run_plain
 from benchmarks.spark_native import STATE
 from cairn import JobHandle, JobStatus
-from cairn.api.stream import DataStream
+from cairn.api.data_stream import DataStream
 from cairn.model.keygroups import key_group_range
 from cairn.snapshots.compact_task import compact_range
 from cairn.storage import layout

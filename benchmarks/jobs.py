@@ -27,7 +27,7 @@ from cairn import (
     ValueStateDescriptor,
 )
 from cairn.spark.arrow_batches import LIFTED
-from cairn.api.stream import DataStream
+from cairn.api.data_stream import DataStream
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.runtime.aggregations import running
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from cairn.api.job import JobHandle, JobStatus
+from cairn.api.job_handle import JobHandle, JobStatus
 from cairn.spark.cluster import local_session, query_settings
 from cairn.coordinator.epoch_loop import EpochReport
 

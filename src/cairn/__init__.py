@@ -13,16 +13,16 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cairn.api.environment": ("StreamExecutionEnvironment",),
-    "cairn.api.connected": ("BroadcastConnectedStream", "BroadcastStream", "ConnectedStreams"),
-    "cairn.api.keyed": ("KeyedStream",),
-    "cairn.api.stream": ("DataStream",),
-    "cairn.api.windows": ("AllWindowedStream", "WindowedStream"),
-    "cairn.api.job": ("JobHandle", "JobStatus"),
+    "cairn.api.connected_streams": ("BroadcastConnectedStream", "BroadcastStream", "ConnectedStreams"),
+    "cairn.api.keyed_stream": ("KeyedStream",),
+    "cairn.api.data_stream": ("DataStream",),
+    "cairn.api.windowed_stream": ("AllWindowedStream", "WindowedStream"),
+    "cairn.api.job_handle": ("JobHandle", "JobStatus"),
     "cairn.api.savepoint": ("Savepoint",),
-    "cairn.api.datasource": ("register",),
+    "cairn.api.data_source": ("register",),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
-    "cairn.api.backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
-    "cairn.api.checkpointing": (
+    "cairn.api.state_backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
+    "cairn.api.checkpoint_config": (
         "CheckpointConfig", "CheckpointingMode", "ExternalizedCheckpointRetention", "FileSystemCheckpointStorage",
         "JobManagerCheckpointStorage", "RestartStrategies",
     ),
@@ -79,8 +79,8 @@ _HOMES = {
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
-    from cairn.api.backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
-    from cairn.api.checkpointing import (
+    from cairn.api.state_backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
+    from cairn.api.checkpoint_config import (
         CheckpointConfig,
         CheckpointingMode,
         ExternalizedCheckpointRetention,
@@ -88,16 +88,16 @@ if TYPE_CHECKING:
         JobManagerCheckpointStorage,
         RestartStrategies,
     )
-    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
-    from cairn.api.datasource import register
+    from cairn.api.connected_streams import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
+    from cairn.api.data_source import register
     from cairn.api.environment import StreamExecutionEnvironment
-    from cairn.api.job import JobHandle, JobStatus
-    from cairn.api.keyed import KeyedStream
+    from cairn.api.job_handle import JobHandle, JobStatus
+    from cairn.api.keyed_stream import KeyedStream
     from cairn.api.results import CloseableIterator, DataStreamSink
     from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
-    from cairn.api.stream import DataStream
-    from cairn.api.windows import AllWindowedStream, WindowedStream
+    from cairn.api.data_stream import DataStream
+    from cairn.api.windowed_stream import AllWindowedStream, WindowedStream
     from cairn.connectors.delta import DeltaSink
     from cairn.connectors.generated import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
     from cairn.connectors.jdbc import JdbcSink

@@ -20,7 +20,7 @@ from tests.spark.lab import Lab
 from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 
 from cairn import FileSink, JobHandle
-from cairn.api.job import JobStatus
+from cairn.api.job_handle import JobStatus
 from cairn.view.reading import JobReader
 from cairn.web import host
 

@@ -37,7 +37,7 @@ from cairn import (
     Types,
     WindowFunction,
 )
-from cairn.api.windows import _with_start
+from cairn.api.windowed_stream import _with_start
 from cairn.testing import WindowHarness
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from tests.patience import PATIENCE
 from tests.unit.coordinating import Clock, Runner, World, manifest
 from typer.testing import CliRunner
 
-from cairn.api.job import JobHandle
+from cairn.api.job_handle import JobHandle
 from cairn.spark.task_progress import between_ends
 from cairn.cli.main import app
 from cairn.config import CheckpointSettings, RestartSettings

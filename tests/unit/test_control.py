@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.test_savepoint_coordinator import World
 
-from cairn.api.job import JobHandle
+from cairn.api.job_handle import JobHandle
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import Control, ask
 from cairn.coordinator.restart_policy import RestartPolicy

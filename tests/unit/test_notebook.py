@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.webjob import EVIL, JOB, START, info, make_job
 
-from cairn.api.plots import plot
+from cairn.view.plots import plot
 from cairn.api.savepoint import Savepoint
 from cairn.errors import InvalidInputError
 from cairn.snapshots.snapshot import open_snapshot

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.unit.restoring import checkpoint_of, harness
 
-from cairn.api.datasource import _Opened
+from cairn.api.data_source import _Opened
 from cairn.api.savepoint import Savepoint
 from cairn.cli import state as commands
 from cairn.cli.output import Output

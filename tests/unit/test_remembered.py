@@ -13,7 +13,7 @@ from tests.unit.coordinating import manifest
 from typer.testing import CliRunner
 
 from cairn import RestartStrategies, StreamExecutionEnvironment
-from cairn.api.checkpointing import CheckpointConfig
+from cairn.api.checkpoint_config import CheckpointConfig
 from cairn.job.idle_start import NothingNew, tell_end
 from cairn.restore.recovery import Recovered
 from cairn.job.start_configuration import announce_discards, recall

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from cairn.api.job import JobStatus
+from cairn.api.job_handle import JobStatus
 from cairn.api.results import CloseableIterator, Collect, PrintToStdout
 from cairn.errors import EpochFailedError
 

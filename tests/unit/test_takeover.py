@@ -12,7 +12,7 @@ from tests.patience import PATIENCE
 from tests.unit.coordinating import World
 
 from cairn.job import failure_causes
-from cairn.api.job import JobHandle, JobStatus
+from cairn.api.job_handle import JobHandle, JobStatus
 from cairn.spark.savepoint_writer import SparkSavepoints, _Writing
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch

@@ -16,16 +16,16 @@ from pyspark.sql import DataFrame, SparkSession
 from cairn import config as configuration
 from cairn.spark.arrow_batches import ArrowBatches
 from cairn.spark.final_frame import final_frame, with_ticks
-from cairn.api.backends import BackendChoice
+from cairn.api.state_backends import BackendChoice
 from cairn.spark.background_tasks import Background
-from cairn.api.checkpointing import CheckpointConfig, CheckpointingMode
+from cairn.api.checkpoint_config import CheckpointConfig, CheckpointingMode
 from cairn.spark.run_wiring import make_coordinator
-from cairn.api.datasource import register
+from cairn.api.data_source import register
 from cairn.job.job_directory import driver_directory, jobmanager_directory, sweep_leftovers
 from cairn.spark.event_time import refuse_second_watermark
 from cairn.spark.fail_fast import FailFast
 from cairn.spark.stream_graph import Function, forget_frames, hidden_functions
-from cairn.api.job import JobHandle
+from cairn.api.job_handle import JobHandle
 from cairn.spark.state_mover import SparkMover
 from cairn.job.idle_start import NothingNew, tell_start
 from cairn.restore.planned_epoch import complete_plan
@@ -49,7 +49,7 @@ from cairn.spark.cluster import (
     source_names,
 )
 from cairn.job.stopping import tell_of_unfinished_stops
-from cairn.api.stream import DataStream
+from cairn.api.data_stream import DataStream
 from cairn.spark.graph_facts import topology
 from cairn.spark.worker_check import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings

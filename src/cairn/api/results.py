@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from cairn.api.job import JobHandle, JobStatus
+from cairn.api.job_handle import JobHandle, JobStatus
 from cairn.spark.operator_plan import arrow_schema_of
 from cairn.connectors.base import BaseSink
 from cairn.model.pyflink_names import PyFlinkNames

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cairn.api.job import JobHandle
+from cairn.api.job_handle import JobHandle
 from cairn.coordinator.control import Action
 from cairn.model.checkpoint_records import CheckpointInfo
 

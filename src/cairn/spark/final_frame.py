@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from cairn.spark.stream_graph import Build, Output, functions_of, hidden_functions, shared_functions
 from cairn.api.sinks import BaseSink
 from cairn.spark.cluster import Reader, sink_reader, tagged_union
-from cairn.api.stream import DataStream
+from cairn.api.data_stream import DataStream
 from cairn.logs import get_logger
 
 _log = get_logger("cairn.api")

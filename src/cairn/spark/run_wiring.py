@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from cairn.restore.log_agreement import output_is_published
 from cairn.spark.background_tasks import Background
 from cairn.restore.ownership import release_claims
-from cairn.api.job import JobHandle
+from cairn.api.job_handle import JobHandle
 from cairn.spark.task_progress import EpochProgress
 from cairn.restore.recovery import Recovered
 from cairn.spark.savepoint_writer import SparkSavepoints

@@ -191,7 +191,7 @@ class JobHandle(PyFlinkNames):
 
     def plot(self) -> Any:
         """Durations of epochs and checkpoints and the size of the state over time: a figure of matplotlib."""
-        from cairn.api.plots import plot
+        from cairn.view.plots import plot
 
         return plot(self.view())
 

@@ -46,10 +46,10 @@ from cairn.runtime.map_functions import SimpleSpec, method_of
 from cairn.state.codec import check_key_type
 
 if TYPE_CHECKING:
-    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
+    from cairn.api.connected_streams import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.environment import StreamExecutionEnvironment
-    from cairn.api.keyed import KeyedStream
-    from cairn.api.windows import AllWindowedStream
+    from cairn.api.keyed_stream import KeyedStream
+    from cairn.api.windowed_stream import AllWindowedStream
     from cairn.model.descriptors import MapStateDescriptor
     from cairn.model.windows import WindowAssigner
 
@@ -92,7 +92,7 @@ class DataStream(PyFlinkNames):
         A Python function of an element or a `KeySelector` does as well, with the type of its keys:
         `key_by(lambda row: row[0], Types.STRING())`. Columns cost less, since Spark computes them without Python.
         """
-        from cairn.api.keyed import KeyedStream
+        from cairn.api.keyed_stream import KeyedStream
 
         if not keys:
             raise InvalidInputError("key_by needs at least one column")
@@ -157,7 +157,7 @@ class DataStream(PyFlinkNames):
 
     def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
         """Windows over all rows of the stream, whatever their key. One subtask does all the work."""
-        from cairn.api.windows import AllWindowedStream
+        from cairn.api.windowed_stream import AllWindowedStream
 
         return AllWindowedStream(self, window_assigner)
 
@@ -284,13 +284,13 @@ class DataStream(PyFlinkNames):
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """Two streams of any types, for a function that sees the rows of both."""
-        from cairn.api.connected import connect
+        from cairn.api.connected_streams import connect
 
         return connect(self, other)
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
         """Every element to every subtask of what it is connected to, which keeps it in these map states."""
-        from cairn.api.connected import BroadcastStream
+        from cairn.api.connected_streams import BroadcastStream
 
         return BroadcastStream(self, descriptors)
 

@@ -27,7 +27,7 @@ from cairn.spark.operator_plan import (
 from cairn.api.results import CloseableIterator, DataStreamSink
 from cairn.api.sinks import BaseSink
 from cairn.spark.cluster import refuse_native_state
-from cairn.api.stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
+from cairn.api.data_stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
@@ -43,9 +43,9 @@ from cairn.state.codec import check_key_type
 from cairn.storage import layout
 
 if TYPE_CHECKING:
-    from cairn.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
-    from cairn.api.joins import IntervalJoin
-    from cairn.api.windows import AllWindowedStream, WindowedStream
+    from cairn.api.connected_streams import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
+    from cairn.api.interval_join import IntervalJoin
+    from cairn.api.windowed_stream import AllWindowedStream, WindowedStream
     from cairn.model.descriptors import Time
     from cairn.model.windows import WindowAssigner
 
@@ -151,7 +151,7 @@ class KeyedStream(PyFlinkNames):
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """This stream and another one keyed by the same types, or a broadcast one."""
-        from cairn.api.connected import connect
+        from cairn.api.connected_streams import connect
 
         return connect(self, other)
 
@@ -196,7 +196,7 @@ class KeyedStream(PyFlinkNames):
 
     def interval_join(self, other: KeyedStream) -> IntervalJoin:
         """Pairs of rows with equal keys whose event times are close: `.between(lower, upper).process(...)`."""
-        from cairn.api.joins import IntervalJoin
+        from cairn.api.interval_join import IntervalJoin
 
         return IntervalJoin(self, other)
 
@@ -216,13 +216,13 @@ class KeyedStream(PyFlinkNames):
         join over all rows, or over those younger than `ttl` in processing time. A column of the other side whose
         name this side has gets `_right` behind it.
         """
-        from cairn.api.joins import join
+        from cairn.api.interval_join import join
 
         return join(self, other, how, between, ttl, uid, name)
 
     def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream:
         """Group the rows of each key into windows: `.window(TumblingEventTimeWindows.of(Time.minutes(1))).sum("v")`."""
-        from cairn.api.windows import WindowedStream
+        from cairn.api.windowed_stream import WindowedStream
 
         return WindowedStream(self, window_assigner)
 

@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cairn.spark.stream_graph import Output
-from cairn.api.keyed import KeyedStream
+from cairn.api.keyed_stream import KeyedStream
 from cairn.spark.operator_plan import OutputType, event_time_of, output_type_of
-from cairn.api.stream import DataStream, Declared
+from cairn.api.data_stream import DataStream, Declared
 from cairn.errors import InvalidInputError
 from cairn.model.assigners import TimeWindows, millis
 from cairn.model.ddl import as_type

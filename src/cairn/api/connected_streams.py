@@ -7,10 +7,10 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 
-from cairn.api.keyed import KeyedStream
+from cairn.api.keyed_stream import KeyedStream
 from cairn.spark.operator_plan import arrow_schema_of, check_pickles, event_time_of, output_type_of, run_operator, two_inputs
 from cairn.spark.cluster import refuse_native_state
-from cairn.api.stream import DataStream, Declared, Key, function_name, is_function_key, slug
+from cairn.api.data_stream import DataStream, Declared, Key, function_name, is_function_key, slug
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.process_functions import (

@@ -6,10 +6,10 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
-from cairn.api.connected import check_same_keys, two_input_operator
-from cairn.api.keyed import KeyedStream
+from cairn.api.connected_streams import check_same_keys, two_input_operator
+from cairn.api.keyed_stream import KeyedStream
 from cairn.spark.operator_plan import event_time_of
-from cairn.api.stream import DataStream, Declared
+from cairn.api.data_stream import DataStream, Declared
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.descriptors import Time
