@@ -21,7 +21,7 @@ from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 
 from cairn import FileSink, JobHandle
 from cairn.api.job_handle import JobStatus
-from cairn.view.reading import JobReader
+from cairn.view.job_reader import JobReader
 from cairn.web import host
 
 TOKEN = "the-token-of-the-browser-test"

@@ -30,7 +30,7 @@ from cairn import (
     UserFunctionError,
     ValueStateDescriptor,
 )
-from cairn.view.reading import JobReader
+from cairn.view.job_reader import JobReader
 
 pytestmark = pytest.mark.spark
 ship(__name__)

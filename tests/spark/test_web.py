@@ -14,7 +14,7 @@ from cairn import FileSink, KeyedProcessFunction, NoopSink
 from cairn.errors import CairnError
 from cairn.view.health import health_of
 from cairn.view.journal import Journal
-from cairn.view.reading import JobReader
+from cairn.view.job_reader import JobReader
 
 
 class Broken(KeyedProcessFunction):

@@ -38,7 +38,7 @@ from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.cluster import Shuffle
 from cairn.testing.inputs import TwoInputHarness
 from cairn.view.journal import Journal
-from cairn.view.words import first_line
+from cairn.quantities import first_line
 
 HELPER = """
 import json

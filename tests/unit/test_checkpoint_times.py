@@ -12,7 +12,7 @@ from cairn.coordinator.ports import JobFacts
 from cairn.coordinator.checkpoint_statistics import Insight, by_subtask, operator_stats
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import OperatorState, TaskMetrics
-from cairn.view import documents
+from cairn.view import job_documents
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_an_unaligned_checkpoint_keeps_so_many_bytes_of_what_is_in_flight(tmp_pa
     world.coordinator.epoch_began(1, "offsets of 1")
     request = world.coordinator.request()
     world.step()
-    told = documents.checkpoint(request.wait(0))
+    told = job_documents.checkpoint(request.wait(0))
     assert (told["checkpoint_type"], told["persisted_data"]) == ("UNALIGNED_CHECKPOINT", len("offsets of 1"))
 
 

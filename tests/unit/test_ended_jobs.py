@@ -26,9 +26,9 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.health import health_of
 from cairn.view.journal import Event, Journal, SubtaskLoad
-from cairn.view.reading import JobReader
-from cairn.view.records import JobView
-from cairn.view.state import skew_of
+from cairn.view.job_reader import JobReader
+from cairn.view.job_view import JobView
+from cairn.view.state_browser import skew_of
 
 
 def call(*args: object) -> Any:

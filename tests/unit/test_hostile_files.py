@@ -32,7 +32,7 @@ from cairn.storage.manifest_store import Runs, load_identity
 from cairn.storage.savepoint_folder import mapped, read_savepoint
 from cairn.storage.state_file import StateFile
 from cairn.view.journal import Journal
-from cairn.view.reading import JobReader
+from cairn.view.job_reader import JobReader
 
 SECONDS = 15
 ROOM = 1 << 30

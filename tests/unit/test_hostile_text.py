@@ -32,8 +32,8 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.text import printable
 from cairn.view.journal import Journal
-from cairn.view.notebook import job_html, sparkline, table
-from cairn.view.reading import JobReader
+from cairn.view.notebook_html import job_html, sparkline, table
+from cairn.view.job_reader import JobReader
 from cairn.web import security
 from cairn.web.options import WebOptions
 

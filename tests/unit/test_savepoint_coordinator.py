@@ -21,7 +21,7 @@ from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, Che
 from cairn.model.manifest import Manifest
 from cairn.storage.cleanup import plan_garbage
 from cairn.storage.manifest_store import Runs
-from cairn.view import documents
+from cairn.view import job_documents
 
 
 @dataclass
@@ -84,7 +84,7 @@ def test_a_savepoint_is_cut_written_completed_and_remembered(world: World) -> No
     info = request.wait(0)
     assert (info.id, info.status, info.type) == (1, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT)
     assert (info.epoch, info.path, info.savepoint_bytes, info.duration_ms) == (4, "/sp/savepoint-1", 777, 40)
-    told = documents.checkpoint(info)
+    told = job_documents.checkpoint(info)
     assert (told["checkpointed_size"], told["state_size"], told["savepoint_size"]) == (700, 700, 777)
     assert told["checkpointed_size"] == sum(task["checkpointed_size"] for task in told["tasks"].values())
     assert [(s.written_bytes, s.async_ms) for s in info.operators[0].subtasks] == [(500, 0.0), (200, 9.0)]

@@ -16,9 +16,9 @@ from tests.unit.webjob import EVIL, UID, make_job
 from cairn import OutputTag
 from cairn.spark import graph_facts
 from cairn.spark.stream_graph import Derived, Function, Given, Node
-from cairn.view.reading import JobReader
-from cairn.view.records import JobView
-from cairn.view.topology import Link, Vertex, graph_of
+from cairn.view.job_reader import JobReader
+from cairn.view.job_view import JobView
+from cairn.view.job_graph import Link, Vertex, graph_of
 from cairn.web.graph import graph, source_words
 from cairn.web.layers import Layout, arrange
 

@@ -19,12 +19,12 @@ from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, Totals
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.view import documents, state
+from cairn.view import job_documents, state_browser
 from cairn.view.health import health_of
 from cairn.view.journal import EpochRecorder, Event, Journal
-from cairn.view.lives import Lives, lives_of, next_life
-from cairn.view.reading import JobReader, end_of, find_readers, no_such_job, spread
-from cairn.view.topology import Link, Vertex
+from cairn.view.job_lives import Lives, lives_of, next_life
+from cairn.view.job_reader import JobReader, end_of, find_readers, no_such_job, spread
+from cairn.view.job_graph import Link, Vertex
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_restarts_of_an_earlier_release_are_counted_by_how_the_runs_ended() -> N
 
 
 def test_a_failed_checkpoint_tells_its_cause(job: Path) -> None:
-    told = documents.checkpoint(JobReader(str(job)).checkpoint(3))
+    told = job_documents.checkpoint(JobReader(str(job)).checkpoint(3))
     assert (told["status"], told["failure_message"], told["failure_reason"]) == ("FAILED", EVIL, "CHECKPOINT_EXPIRED")
     with pytest.raises(NotFoundError, match="no checkpoint 99"):
         JobReader(str(job)).checkpoint(99)
@@ -213,60 +213,60 @@ def test_a_failed_checkpoint_tells_its_cause(job: Path) -> None:
 
 
 def test_a_key_is_found_in_every_retained_checkpoint(job: Path) -> None:
-    masks = state.Masks()
-    found = state.history_of_key(str(job), UID, "total", "user-3", masks)
+    masks = state_browser.Masks()
+    found = state_browser.history_of_key(str(job), UID, "total", "user-3", masks)
     sums = {2: sum(n for n in range(60) if n % 7 == 3), 4: sum(n for n in range(100) if n % 7 == 3)}
     assert {(entry.checkpoint, int(entry.value)) for entry in found} == set(sums.items())
-    nobody = state.lookup(open_snapshot(str(job)), UID, "total", "nobody", masks)
+    nobody = state_browser.lookup(open_snapshot(str(job)), UID, "total", "nobody", masks)
     assert not nobody.present
 
 
 def test_hidden_states_show_no_value_and_no_key(job: Path) -> None:
-    masks = state.Masks(["tested.tot*"])
+    masks = state_browser.Masks(["tested.tot*"])
     snapshot = open_snapshot(str(job))
-    assert state.lookup(snapshot, UID, "total", "user-3", masks).value == "(hidden)"
-    assert state.sample(snapshot, UID, "total", 3, masks) == [("(hidden)", "(hidden)")] * 3
-    told = {entry.name: entry for entry in state.summaries(snapshot, UID, state.Masks(["tested.seen"]))}
+    assert state_browser.lookup(snapshot, UID, "total", "user-3", masks).value == "(hidden)"
+    assert state_browser.sample(snapshot, UID, "total", 3, masks) == [("(hidden)", "(hidden)")] * 3
+    told = {entry.name: entry for entry in state_browser.summaries(snapshot, UID, state_browser.Masks(["tested.seen"]))}
     assert told["seen"].biggest == []
     assert told["total"].rows == 7
 
 
 def test_states_are_measured_by_key_group(job: Path) -> None:
-    told = {entry.name: entry for entry in state.summaries(open_snapshot(str(job)), UID, state.Masks())}
+    told = {entry.name: entry for entry in state_browser.summaries(open_snapshot(str(job)), UID, state_browser.Masks())}
     assert (told["total"].keys, told["seen"].rows, sum(told["seen"].groups)) == (7, 100, 100)
     assert told["seen"].biggest[0][1] == 15
     assert told["seen"].counted
 
 
 def test_more_rows_than_a_page_counts_are_not_counted(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "MOST_ROWS", 5)
-    told = {entry.name: entry for entry in state.summaries(open_snapshot(str(job)), UID, state.Masks())}
+    monkeypatch.setattr(state_browser, "MOST_ROWS", 5)
+    told = {entry.name: entry for entry in state_browser.summaries(open_snapshot(str(job)), UID, state_browser.Masks())}
     assert not told["seen"].counted
 
 
 def test_two_checkpoints_are_compared(job: Path) -> None:
-    found = {d.state: d for d in state.compare(str(job / "chk-2"), str(job / "chk-4"), state.Masks())}
+    found = {d.state: d for d in state_browser.compare(str(job / "chk-2"), str(job / "chk-4"), state_browser.Masks())}
     assert (found["total"].changed, found["total"].added) == (7, 0)
     assert (found["seen"].added, found["seen"].removed) == (40, 0)
     assert found["total"].samples[0][1] != found["total"].samples[0][2]
 
 
 def test_what_is_cut_for_the_page_is_compared_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_SHOWN", 0)
-    found = {d.state: d for d in state.compare(str(job / "chk-2"), str(job / "chk-4"), state.Masks())}
+    monkeypatch.setattr(state_browser, "_SHOWN", 0)
+    found = {d.state: d for d in state_browser.compare(str(job / "chk-2"), str(job / "chk-4"), state_browser.Masks())}
     assert (found["total"].changed, found["seen"].added) == (7, 40)
 
 
 def test_a_key_that_does_not_fit_is_refused(job: Path) -> None:
     operator = open_snapshot(str(job)).operator(UID)
-    assert state.parse_key(operator, "a,b") == "a,b"  # one column: the text is the key
+    assert state_browser.parse_key(operator, "a,b") == "a,b"  # one column: the text is the key
     from cairn.snapshots.snapshot import SnapshotOperator
 
     numbers = SnapshotOperator("n", "n", 1, "a int, b date")
     with pytest.raises(InvalidInputError, match="2 values"):
-        state.parse_key(numbers, "1")
+        state_browser.parse_key(numbers, "1")
     with pytest.raises(InvalidInputError, match="no date"):
-        state.parse_key(numbers, "1,yesterday")
+        state_browser.parse_key(numbers, "1,yesterday")
 
 
 # The journal.

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.webjob import JOB, UID, make_job
 
-from cairn.view.reading import JobReader
+from cairn.view.job_reader import JobReader
 from cairn.web.metrics import exposition
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -22,9 +22,9 @@ from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.ddl import parse_type
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.view import words
-from cairn.view.reading import JobReader
-from cairn.view.state import get_command
+from cairn import quantities
+from cairn.view.job_reader import JobReader
+from cairn.view.state_browser import get_command
 from cairn.web import charts, graph, host
 
 PAGES = [
@@ -268,11 +268,11 @@ def test_a_chart_keeps_its_peaks_and_its_bounds() -> None:
     thin = charts.thinned(points)
     assert len(thin) <= 240
     assert (7777.0, 90.0) in thin
-    made = str(charts.chart("<b>", [charts.Series("x", points)], words.duration))
+    made = str(charts.chart("<b>", [charts.Series("x", points)], quantities.duration))
     assert "<b>" not in made
     numbers = [float(n) for n in re.findall(r"[\d.]+", re.findall(r'points="([^"]*)"', made)[0])]
     assert all(0 <= n <= charts.WIDTH for n in numbers)
-    assert "nothing to show" in str(charts.chart("t", [], words.count))
+    assert "nothing to show" in str(charts.chart("t", [], quantities.count))
 
 
 @pytest.mark.parametrize(
@@ -288,18 +288,18 @@ def test_a_chart_keeps_its_peaks_and_its_bounds() -> None:
     ],
 )
 def test_durations_are_told_in_two_units(value: float, text: str) -> None:
-    assert words.duration(value) == text
+    assert quantities.duration(value) == text
 
 
 def test_sizes_and_counts() -> None:
-    assert [words.size(n) for n in (0, 1023, 1536, 5 << 30, 3 << 40)] == [
+    assert [quantities.size(n) for n in (0, 1023, 1536, 5 << 30, 3 << 40)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
         "5.0 GiB",
         "3.0 TiB",
     ]
-    assert [words.count(n) for n in (0, 9999, 12_345, 4_500_000)] == ["0", "9,999", "12.3 k", "4.5 M"]
+    assert [quantities.count(n) for n in (0, 9999, 12_345, 4_500_000)] == ["0", "9,999", "12.3 k", "4.5 M"]
 
 
 def test_a_server_that_stumbles_costs_a_job_a_line_in_its_log(

@@ -16,7 +16,7 @@ from tests.unit.webjob import EVIL, JOB, UID, make_job
 from cairn.config import WebSettings
 from cairn.errors import InvalidInputError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.view.state import Masks
+from cairn.view.state_browser import Masks
 from cairn.web.app import create_app
 from cairn.web.catalogue import Catalogue
 from cairn.web.options import WebOptions, options_of

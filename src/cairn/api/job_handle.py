@@ -44,9 +44,9 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.running_jobs import forget_running, note_running
 from cairn.storage.manifest_store import Runs
-from cairn.view.notebook import Checkpoints, job_html
-from cairn.view.reading import JobReader
-from cairn.view.records import JobView
+from cairn.view.notebook_html import Checkpoints, job_html
+from cairn.view.job_reader import JobReader
+from cairn.view.job_view import JobView
 
 _log = get_logger("cairn.job")
 

@@ -52,7 +52,7 @@ from cairn.state.typed_tables import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.savepoint_folder import SavepointFolder, mapped
-from cairn.view.notebook import escape, table
+from cairn.view.notebook_html import escape, table
 
 _PIECES = 4
 _INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"

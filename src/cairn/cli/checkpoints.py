@@ -27,7 +27,7 @@ from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.running_jobs import running_directories
 from cairn.storage.manifest_store import JobIdentity, Runs, load_identity
 from cairn.text import one_line
-from cairn.view import words
+from cairn import quantities
 
 _ANSWER_SECONDS = 1.5
 _WIDE = 140
@@ -99,7 +99,7 @@ def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -
     if out.as_json:
         return ExitCode.OK
     if not infos:
-        asked = f"cairn checkpoint {words.shell_word(identity.job_id)}"
+        asked = f"cairn checkpoint {quantities.shell_word(identity.job_id)}"
         out.line(f"job {identity.job_id} has no checkpoints yet; take one with: {asked}")
         return ExitCode.OK
     _table(identity, infos, out)
@@ -187,10 +187,10 @@ def _table(identity: JobIdentity, infos: list[CheckpointInfo], out: Output) -> N
             str(info.id),
             Text(info.status.value, style=_COLOURS[info.status.value]),
             _kind(info),
-            words.when(info.trigger_ms)[11 if narrow else 0 :],
-            words.duration(info.duration_ms) if info.end_ms else "-",
-            words.size(info.savepoint_bytes or info.written_bytes),
-            words.size(info.savepoint_bytes or info.full_bytes),
+            quantities.when(info.trigger_ms)[11 if narrow else 0 :],
+            quantities.duration(info.duration_ms) if info.end_ms else "-",
+            quantities.size(info.savepoint_bytes or info.written_bytes),
+            quantities.size(info.savepoint_bytes or info.full_bytes),
         ]
         if not narrow:
             cells += [str(info.epoch) if info.epoch >= 0 else "-", Text(_acknowledged(info)), Text(_where(info))]
@@ -210,7 +210,7 @@ def _kind(info: CheckpointInfo) -> str:
 
 def _where(info: CheckpointInfo) -> str:
     if info.status is not CheckpointStatus.COMPLETED:
-        return one_line(words.first_line(info.failure, 160))
+        return one_line(quantities.first_line(info.failure, 160))
     return "discarded" if info.discarded else one_line(info.path)
 
 
@@ -235,16 +235,16 @@ def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout:
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer within {timeout:.0f} s",
-            remedy=f"Is it running? Look with: cairn checkpoints {words.shell_word(identity.job_id)}",
+            remedy=f"Is it running? Look with: cairn checkpoints {quantities.shell_word(identity.job_id)}",
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))
     info = msgspec.convert(answer["checkpoint"], type=CheckpointInfo)
     out.document(describe(info))
-    took = words.duration(info.duration_ms)
+    took = quantities.duration(info.duration_ms)
     out.line(
         f"checkpoint {info.id} of {identity.job_id} completed in {took}: epoch {info.epoch}, "
-        f"{words.size(info.written_bytes)} written, {words.size(info.full_bytes)} in all"
+        f"{quantities.size(info.written_bytes)} written, {quantities.size(info.full_bytes)} in all"
     )
     out.line(os.path.join(files.root, layout.checkpoint_folder(info.id)))
     return ExitCode.OK

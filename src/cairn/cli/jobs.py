@@ -23,8 +23,8 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifest_store import JobIdentity
 from cairn.storage.savepoint_folder import newest_savepoint
-from cairn.view import words
-from cairn.view.reading import JobReader
+from cairn import quantities
+from cairn.view.job_reader import JobReader
 
 
 def take_savepoint(
@@ -107,7 +107,7 @@ def _asked(
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer in time",
-            remedy=f"Is it running? Look with: cairn checkpoints {words.shell_word(identity.job_id)}",
+            remedy=f"Is it running? Look with: cairn checkpoints {quantities.shell_word(identity.job_id)}",
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))
@@ -117,10 +117,10 @@ def _asked(
 def _tell_savepoint(info: CheckpointInfo, identity: JobIdentity, stopping: bool, out: Output) -> int:
     out.document({**describe(info), "stopped": stopping})
     ended = f"; job {identity.job_id} has stopped" if stopping else ""
-    took = words.duration(info.duration_ms)
+    took = quantities.duration(info.duration_ms)
     out.line(
         f"savepoint {info.id} of {identity.job_id} completed in {took}: epoch {info.epoch}, "
-        f"{words.size(info.savepoint_bytes)}{ended}"
+        f"{quantities.size(info.savepoint_bytes)}{ended}"
     )
     out.line(info.path)
     return ExitCode.OK
@@ -151,15 +151,15 @@ def refuse_ended(files: LocalFileSystem, identity: JobIdentity, consequence: str
     end = JobReader(files.root).end()
     if end is None:
         return
-    when = f" {words.ago(end.time_ms, time.time() * 1000)}" if end.time_ms else ""
-    cause = f" ({words.first_line(end.cause, 200)})" if end.cause else ""
+    when = f" {quantities.ago(end.time_ms, time.time() * 1000)}" if end.time_ms else ""
+    cause = f" ({quantities.first_line(end.cause, 200)})" if end.cause else ""
     from_epoch = f" from epoch {end.epoch}" if end.epoch >= 0 else ""
     advice = f"Start it again to go on{from_epoch}: cairn run JOB.py."
     saved = newest_savepoint(CheckpointStore(files).history())
     if saved is not None:
-        older = words.behind(saved.epoch, end.epoch)
+        older = quantities.behind(saved.epoch, end.epoch)
         which = f"Its newest savepoint is at {older}: going back to it is" if older else "Or from its newest savepoint:"
-        advice += f" {which} cairn run JOB.py -s {words.shell_word(saved.path)}"
+        advice += f" {which} cairn run JOB.py -s {quantities.shell_word(saved.path)}"
     ending, colon, why = _ENDINGS[end.kind].partition(":")
     raise CheckpointFailedError(
         f"job '{identity.job_id}' {ending}{when}{colon}{why}{cause}, so {consequence}",

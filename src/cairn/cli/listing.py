@@ -13,11 +13,11 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.filesystem import local_root
 from cairn.storage.running_jobs import running_directories
 from cairn.text import one_line
-from cairn.view import words
-from cairn.view.documents import overview
+from cairn import quantities
+from cairn.view.job_documents import overview
 from cairn.view.health import health_of
-from cairn.view.reading import JobReader, find_readers
-from cairn.view.records import JobView
+from cairn.view.job_reader import JobReader, find_readers
+from cairn.view.job_view import JobView
 
 _COLOURS = {"RUNNING": "green", "FINISHED": "blue", "FAILED": "red", "CRASHED": "red", "RESTARTING": "yellow"}
 SHAPE = 1
@@ -74,7 +74,7 @@ def failure(job: JobView) -> dict[str, str | int | None] | None:
         return None
     newest = job.exceptions[0]
     return {
-        "cause": words.first_line(newest.text),
+        "cause": quantities.first_line(newest.text),
         "file": newest.facts.get("file"),
         "line": newest.facts.get("line"),
     }
@@ -97,7 +97,7 @@ def _called(job: JobView) -> str:
 def _age(last: CheckpointInfo | None, now_ms: int) -> str:
     if last is None:
         return "-"
-    return words.ago(last.end_ms, now_ms) + (", discarded" if last.discarded else "")
+    return quantities.ago(last.end_ms, now_ms) + (", discarded" if last.discarded else "")
 
 
 def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory: str, out: Output) -> None:
@@ -130,11 +130,11 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
         add(
             Text(one_line(_called(job))),
             Text(job.status, style=_COLOURS.get(job.status, "")),
-            words.when(job.started_ms),
-            words.duration(job.duration_ms),
+            quantities.when(job.started_ms),
+            quantities.duration(job.duration_ms),
             str(job.epoch) if job.epoch >= 0 else "-",
             _age(last, job.now_ms),
-            words.size(job.state_bytes),
+            quantities.size(job.state_bytes),
             Text(one_line(_verdict(job))),
             Text(one_line(job.url)),
         )

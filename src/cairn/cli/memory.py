@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cairn.cli.output import ExitCode, Output
 from cairn.errors import InvalidInputError
-from cairn.view.words import count, size
+from cairn.quantities import count, size
 
 OBJECT_BYTES = 150
 """What one key or value costs as a Python object besides its own bytes."""
@@ -80,7 +80,7 @@ def show_plan(
 def _measured(path: str) -> tuple[int, int, int]:
     """Keys, bytes and key groups of a snapshot."""
     from cairn.snapshots.snapshot import open_snapshot
-    from cairn.view.state import Masks, summaries
+    from cairn.view.state_browser import Masks, summaries
 
     snapshot = open_snapshot(path)
     found = [entry for uid in snapshot.operators for entry in summaries(snapshot, uid, Masks())]

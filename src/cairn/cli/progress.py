@@ -17,7 +17,7 @@ from typing import Any
 from cairn.cli.output import Output
 from cairn.errors import CairnError
 from cairn.text import one_line
-from cairn.view import words
+from cairn import quantities
 
 LINE_SECONDS = 2.0
 """A line at most so often where there is no terminal."""
@@ -164,5 +164,5 @@ class _Bar:
 def amount(step: Step) -> str:
     """3 of 8 pieces; 1.5 MiB of 2.0 GiB."""
     if step.unit == "bytes":
-        return f"{words.size(step.done)} of {words.size(step.total)}"
+        return f"{quantities.size(step.done)} of {quantities.size(step.total)}"
     return f"{step.done:,} of {step.total:,} {step.unit}".rstrip()

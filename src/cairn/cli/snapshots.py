@@ -15,7 +15,7 @@ from cairn.storage import layout
 from cairn.storage.filesystem import local_root
 from cairn.storage.savepoint_folder import dispose, is_savepoint
 from cairn.text import one_line
-from cairn.view.words import size
+from cairn.quantities import size
 
 
 def verify(path: str, out: Output) -> int:

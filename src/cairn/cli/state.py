@@ -41,7 +41,7 @@ from cairn.snapshots.snapshot import (
 )
 from cairn.storage.filesystem import local_root
 from cairn.text import no_formula, one_line
-from cairn.view.words import size, when
+from cairn.quantities import size, when
 
 _PIECES = 32
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"}
@@ -158,7 +158,7 @@ def ls(path: str, out: Output, keys: bool = False) -> int:
 
 
 def _summaries(snapshot: Snapshot, out: Output) -> dict[tuple[str, str], Any]:
-    from cairn.view.state import Masks, summary
+    from cairn.view.state_browser import Masks, summary
 
     found = {}
     total = sum(len(operator.states) for operator in snapshot.operators.values())

@@ -22,7 +22,7 @@ from cairn.model.checkpoint_records import Checkpoint
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
-from cairn.view.words import shell_word
+from cairn.quantities import shell_word
 
 _OUTSIDE = "outside"
 """Fact of an error whose cause is neither the job nor its state."""

@@ -18,7 +18,7 @@ from cairn.logs import get_logger
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.view.words import shell_word
+from cairn.quantities import shell_word
 
 _log = get_logger("cairn.job")
 PATIENCE = 30.0

@@ -18,8 +18,8 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import RunRecord, Runs
 from cairn.view.journal import Address, EpochRecorder, Journal
-from cairn.view.lives import next_life
-from cairn.view.reading import JobReader, alive
+from cairn.view.job_lives import next_life
+from cairn.view.job_reader import JobReader, alive
 from cairn.web.host import serve
 
 _FAILURE_FACTS = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")

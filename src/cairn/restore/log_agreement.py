@@ -13,7 +13,7 @@ from cairn.model.manifest import Manifest
 from cairn.storage import layout, regular_files
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.view.words import shell_word
+from cairn.quantities import shell_word
 
 
 def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:

@@ -21,7 +21,7 @@ from cairn.logs import get_logger
 from cairn.model.manifest import NO_WATERMARK
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.view.words import shell_word
+from cairn.quantities import shell_word
 
 _log = get_logger("cairn.job")
 _MAGIC = b"crc\0"

@@ -15,7 +15,7 @@ from cairn.spark.stream_graph import Function, Given, Node, Output, functions_of
 from cairn.spark.cluster import source_names
 from cairn.logs import get_logger
 from cairn.runtime.keyed_operator import OperatorSpec
-from cairn.view.topology import BROADCAST, FORWARD, HASH, REBALANCE, Link, Vertex
+from cairn.view.job_graph import BROADCAST, FORWARD, HASH, REBALANCE, Link, Vertex
 
 _log = get_logger("cairn.api")
 

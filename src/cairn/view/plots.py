@@ -6,7 +6,7 @@ import datetime as dt
 from typing import Any
 
 from cairn.errors import MissingPackageError
-from cairn.view.records import JobView, is_savepoint
+from cairn.view.job_view import JobView, is_savepoint
 
 
 def plot(job: JobView) -> Any:

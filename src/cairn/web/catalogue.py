@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError, remedy
-from cairn.view.reading import JobReader, find_readers, no_such_job
-from cairn.view.records import JobView
+from cairn.view.job_reader import JobReader, find_readers, no_such_job
+from cairn.view.job_view import JobView
 
 _FRESH = 0.5
 _LOOK_AGAIN = 2.0

@@ -12,7 +12,7 @@ from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError
 from cairn.storage import layout
 from cairn.storage.filesystem import local_root
 from cairn.storage.savepoint_folder import dispose
-from cairn.view.records import JobView, is_savepoint
+from cairn.view.job_view import JobView, is_savepoint
 from cairn.web.triggers import AT_ONCE, REMEMBERED, Trigger, below, cause, document, unknown
 
 

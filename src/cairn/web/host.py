@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cairn.config import WebSettings
 from cairn.errors import CairnError
 from cairn.logs import get_logger
-from cairn.view.reading import JobReader
+from cairn.view.job_reader import JobReader
 from cairn.web.catalogue import Catalogue
 from cairn.web.options import options_of
 

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 
 from cairn.model.checkpoint_records import CheckpointInfo
-from cairn.view.records import ENDED, JobView, OperatorView, is_savepoint
+from cairn.view.job_view import ENDED, JobView, OperatorView, is_savepoint
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Value = Callable[[JobView], float | None]

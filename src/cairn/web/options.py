@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cairn.config import WebSettings
 from cairn.errors import InvalidInputError
-from cairn.view.state import Masks
+from cairn.view.state_browser import Masks
 
 
 @dataclass(frozen=True)

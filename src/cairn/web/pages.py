@@ -17,11 +17,12 @@ from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.savepoint_folder import savepoint_there
 from cairn.text import printable
-from cairn.view import documents, words
-from cairn.view import state as states
-from cairn.view.exceptions import exception
+from cairn.view import job_documents
+from cairn import quantities
+from cairn.view import state_browser as states
+from cairn.view.failure_documents import exception
 from cairn.view.health import health_of
-from cairn.view.records import JobView, is_savepoint
+from cairn.view.job_view import JobView, is_savepoint
 from cairn.web import charts, rest
 from cairn.web.catalogue import Catalogue
 from cairn.web.graph import graph as draw
@@ -51,18 +52,18 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "size": words.size, "duration": words.duration, "count": words.count, "rate": words.rate, "when": words.when,
-        "percent": words.percent,
+        "size": quantities.size, "duration": quantities.duration, "count": quantities.count, "rate": quantities.rate, "when": quantities.when,
+        "percent": quantities.percent,
     }  # fmt: skip
-    made.globals |= {"ago": words.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
-    made.filters |= {"quoted": words.shell_word, "remedy": remedy, "first_line": words.first_line}
+    made.globals |= {"ago": quantities.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
+    made.filters |= {"quoted": quantities.shell_word, "remedy": remedy, "first_line": quantities.first_line}
     made.tests["savepoint"] = is_savepoint
     return made
 
 
 def commands(job: JobView) -> dict[str, str]:
     """The command that does what a button does."""
-    where = words.shell_word(job.directory)
+    where = quantities.shell_word(job.directory)
     return {name: f"cairn {name} {where}" for name in ("savepoint", "stop", "cancel", "checkpoint")}
 
 
@@ -136,7 +137,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
             last = max(1, -(-total // PAGE))
             number = min(last, max(1, rest.number_of(page) or 1))
             entries = job.checkpoints.history[(number - 1) * PAGE : number * PAGE]
-            shown = [(info, documents.checkpoint(info)) for info in entries]
+            shown = [(info, job_documents.checkpoint(info)) for info in entries]
             return {"subtab": "/history", "entries": shown, "page": number, "pages": last, "total": total}
 
         return job_page("history.html", jobid, "/checkpoints", make)
@@ -148,7 +149,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     @pages.get("/jobs/{jobid}/checkpoints/configuration")
     def configuration(jobid: str) -> HTMLResponse:
         def make(job: JobView) -> dict[str, Any]:
-            return {"subtab": "/configuration", "config": documents.checkpoint_config(job)}
+            return {"subtab": "/configuration", "config": job_documents.checkpoint_config(job)}
 
         return job_page("configuration.html", jobid, "/checkpoints", make)
 
@@ -156,13 +157,13 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     def checkpoint(jobid: str, number: str) -> HTMLResponse:
         def make(job: JobView) -> dict[str, Any]:
             info = catalogue.reader(jobid).checkpoint(rest.number_of(number) or 0)
-            parts = [(op, documents.subtasks(op, info)) for op in info.operators]
+            parts = [(op, job_documents.subtasks(op, info)) for op in info.operators]
             ids = [other.id for other in job.checkpoints.history]
             beside = {
                 "older": max((number for number in ids if number < info.id), default=0),
                 "newer": min((number for number in ids if number > info.id), default=0),
             }
-            return {"subtab": "/history", "info": info, "told": documents.checkpoint(info), "parts": parts, **beside}
+            return {"subtab": "/history", "info": info, "told": job_documents.checkpoint(info), "parts": parts, **beside}
 
         return job_page("checkpoint.html", jobid, "/checkpoints", make)
 

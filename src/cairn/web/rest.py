@@ -21,11 +21,11 @@ from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.snapshots.snapshot import Snapshot, open_snapshot
 from cairn.storage import layout
 from cairn.text import no_formula
-from cairn.view import documents
-from cairn.view import state as states
-from cairn.view.exceptions import exceptions as history_of
-from cairn.view.records import JobView, is_savepoint
-from cairn.view.vertices import plan as plan_of
+from cairn.view import job_documents
+from cairn.view import state_browser as states
+from cairn.view.failure_documents import exceptions as history_of
+from cairn.view.job_view import JobView, is_savepoint
+from cairn.view.vertex_documents import plan as plan_of
 from cairn.web import shapes, vertices
 from cairn.web.catalogue import Catalogue
 from cairn.web.disposal import Disposals, allowed_savepoint
@@ -105,13 +105,13 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     @api.get("/jobs/overview", tags=["jobs"])
     def jobs_overview() -> shapes.JobsOverview:
         """All jobs in a line each."""
-        views = [documents.overview(view) for view in catalogue.views()]
+        views = [job_documents.overview(view) for view in catalogue.views()]
         return {"jobs": views, "damaged": catalogue.damaged()}  # type: ignore[typeddict-item]
 
     @api.get("/jobs/{jobid}", tags=["jobs"])
     def job(jobid: JobId) -> Document:
         """One job with its operators and its plan."""
-        return documents.detail(catalogue.view(jobid))
+        return job_documents.detail(catalogue.view(jobid))
 
     @api.get("/jobs/{jobid}/plan", tags=["jobs"])
     def plan(jobid: JobId) -> Document:
@@ -126,7 +126,7 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     @api.get("/jobs/{jobid}/config", tags=["jobs"])
     def job_config(jobid: JobId) -> Document:
         """How the newest run executes, and its settings."""
-        return documents.job_config(catalogue.view(jobid))
+        return job_documents.job_config(catalogue.view(jobid))
 
     @api.get("/jobs/{jobid}/exceptions", tags=["jobs"])
     def exceptions(jobid: JobId, maxExceptions: Annotated[int, Query(ge=1, le=500)] = 50) -> Document:
@@ -171,7 +171,7 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> shapes.Checkpoints:
         """Counts, summary, the latest of each kind, and the history, newest first."""
-        return documents.checkpoints(catalogue.view(jobid), limit, offset)  # type: ignore[return-value]
+        return job_documents.checkpoints(catalogue.view(jobid), limit, offset)  # type: ignore[return-value]
 
     @api.get("/jobs/{jobid}/checkpoints.csv", tags=["checkpoints"], response_class=Response)
     def checkpoints_csv(jobid: JobId) -> Response:
@@ -180,18 +180,18 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
             "id", "status", "checkpoint_type", "trigger_timestamp", "end_to_end_duration", "checkpointed_size",
             "state_size", "epoch", "external_path", "failure_message",
         ]  # fmt: skip
-        told = (documents.checkpoint(info) for info in catalogue.view(jobid).checkpoints.history)
+        told = (job_documents.checkpoint(info) for info in catalogue.view(jobid).checkpoints.history)
         return _csv(names, ([entry.get(name, "") for name in names] for entry in told), f"{jobid}-checkpoints.csv")
 
     @api.get("/jobs/{jobid}/checkpoints/config", tags=["checkpoints"])
     def config(jobid: JobId) -> Document:
         """The checkpoint settings of the newest run."""
-        return documents.checkpoint_config(catalogue.view(jobid))
+        return job_documents.checkpoint_config(catalogue.view(jobid))
 
     @api.get("/jobs/{jobid}/checkpoints/details/{checkpointid}", tags=["checkpoints"])
     def details(jobid: JobId, checkpointid: Number) -> Document:
         """One checkpoint with its operators."""
-        return documents.checkpoint(catalogue.reader(jobid).checkpoint(checkpointid))
+        return job_documents.checkpoint(catalogue.reader(jobid).checkpoint(checkpointid))
 
     @api.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}", tags=["checkpoints"])
     def subtasks(jobid: JobId, checkpointid: Number, vertexid: Uid) -> Document:
@@ -200,7 +200,7 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
         operator = next((op for op in info.operators if op.uid == vertexid), None)
         if operator is None:
             raise NotFoundError(f"checkpoint {checkpointid} has no operator '{vertexid}'", uid=vertexid)
-        return documents.subtasks(operator, info)
+        return job_documents.subtasks(operator, info)
 
 
 def snapshot_of(job: JobView, number: int | None) -> Snapshot:
@@ -278,7 +278,7 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     def savepoints(jobid: JobId) -> Document:
         """The savepoints of the job, newest first."""
         found = [info for info in catalogue.view(jobid).checkpoints.history if is_savepoint(info)]
-        return {"savepoints": [documents.checkpoint(info) for info in found]}
+        return {"savepoints": [job_documents.checkpoint(info) for info in found]}
 
     @api.post("/jobs/{jobid}/savepoints", tags=["changes"], status_code=accepted)
     def savepoint(jobid: JobId, body: shapes.SavepointBody | None = None) -> shapes.TriggerAnswer:
@@ -378,7 +378,7 @@ def live(job: JobView) -> Document:
     last = job.checkpoints.latest("COMPLETED")
     epoch = job.epochs[-1] if job.epochs else None
     return {
-        **documents.overview(job),
+        **job_documents.overview(job),
         "epoch-duration": round(epoch.duration_ms) if epoch else None,
         "rows-in": epoch.rows_in if epoch else None,
         "watermark-lag": job.watermark_lag_ms,

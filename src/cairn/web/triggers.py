@@ -13,7 +13,7 @@ from cairn.coordinator.control import ask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.view.records import JobView
+from cairn.view.job_view import JobView
 
 REMEMBERED = 1000
 AT_ONCE = 32

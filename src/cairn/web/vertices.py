@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from cairn.errors import InvalidInputError, NotFoundError
-from cairn.view import vertices
-from cairn.view.reading import unevenness
-from cairn.view.records import JobView
-from cairn.view.topology import Vertex
+from cairn.view import vertex_documents
+from cairn.view.job_reader import unevenness
+from cairn.view.job_view import JobView
+from cairn.view.job_graph import Vertex
 from cairn.web.catalogue import Catalogue
 
 Document = dict[str, Any]
@@ -43,13 +43,13 @@ def add_routes(api: APIRouter, catalogue: Catalogue) -> None:
     def vertex(jobid: JobId, vertexid: VertexId) -> Document:
         """One source, function, operator or sink; an operator down to the subtask."""
         view = catalogue.view(jobid)
-        return vertices.detail(view, vertex_of(view, vertexid))
+        return vertex_documents.detail(view, vertex_of(view, vertexid))
 
     @api.get("/jobs/{jobid}/vertices/{vertexid}/backpressure", tags=["operators"])
     def backpressure(jobid: JobId, vertexid: VertexId) -> Document:
         """How long its subtasks wait for those who take their rows."""
         view = catalogue.view(jobid)
-        return vertices.backpressure(view, view.operator(vertex_of(view, vertexid).id))
+        return vertex_documents.backpressure(view, view.operator(vertex_of(view, vertexid).id))
 
     @api.get("/jobs/{jobid}/vertices/{vertexid}/watermarks", tags=["operators"])
     def watermarks(jobid: JobId, vertexid: VertexId) -> list[dict[str, str]]:
@@ -86,7 +86,7 @@ def add_routes(api: APIRouter, catalogue: Catalogue) -> None:
 
     def _told(jobid: str, vertexid: str) -> dict[int, dict[str, int | float]]:
         view = catalogue.view(jobid)
-        return vertices.metrics_by_subtask(view, vertex_of(view, vertexid))
+        return vertex_documents.metrics_by_subtask(view, vertex_of(view, vertexid))
 
 
 def vertex_of(job: JobView, name: str) -> Vertex:

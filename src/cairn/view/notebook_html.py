@@ -8,9 +8,9 @@ from typing import Any
 
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.text import printable
-from cairn.view import words
+from cairn import quantities
 from cairn.view.health import health_of
-from cairn.view.records import JobView, is_savepoint
+from cairn.view.job_view import JobView, is_savepoint
 
 ROWS = 12
 """More rows than this are counted, not shown: a display is never longer than a screen."""
@@ -57,8 +57,8 @@ def job_html(job: JobView) -> str:
     facts = [
         ("state", job.status),
         ("epoch", job.epoch if job.epoch >= 0 else "none yet"),
-        ("last checkpoint", f"{last.id}, {words.ago(last.end_ms, job.now_ms)}" if last else "none yet"),
-        ("state size", words.size(job.state_bytes)),
+        ("last checkpoint", f"{last.id}, {quantities.ago(last.end_ms, job.now_ms)}" if last else "none yet"),
+        ("state size", quantities.size(job.state_bytes)),
         ("restarts", job.restarts),
     ]
     told = "".join(f"<b>{escape(name)}</b> {escape(str(value))} &nbsp; " for name, value in facts)
@@ -78,10 +78,10 @@ def checkpoints_html(infos: Sequence[CheckpointInfo]) -> str:
             info.id,
             info.status.value + (" (discarded)" if info.discarded else ""),
             "savepoint" if is_savepoint(info) else "full" if info.full else "incremental",
-            words.when(info.trigger_ms),
-            words.duration(info.duration_ms) if info.end_ms else "-",
-            words.size(info.savepoint_bytes if is_savepoint(info) else info.full_bytes),
-            words.first_line(info.failure) or info.path,
+            quantities.when(info.trigger_ms),
+            quantities.duration(info.duration_ms) if info.end_ms else "-",
+            quantities.size(info.savepoint_bytes if is_savepoint(info) else info.full_bytes),
+            quantities.first_line(info.failure) or info.path,
         )
         for info in infos[:ROWS]
     ]

@@ -31,8 +31,8 @@ from cairn.snapshots.snapshot import (
     refuse_key,
     retained,
 )
-from cairn.view.reading import unevenness
-from cairn.view.words import shell_word
+from cairn.view.job_reader import unevenness
+from cairn.quantities import shell_word
 
 MOST_ROWS = 200_000
 KEYS_PER_GROUP = 10

@@ -8,7 +8,7 @@ import msgspec
 
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.view.journal import EpochStats, Event
-from cairn.view.topology import Vertex
+from cairn.view.job_graph import Vertex
 
 ENDED = ("FINISHED", "CANCELED", "FAILED", "CRASHED")
 LEVELS = ((0.1, "ok"), (0.5, "low"), (1.0, "high"))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cairn.model.checkpoint_records import CheckpointInfo, OperatorStats, SubtaskStats
-from cairn.view import vertices
+from cairn.view import vertex_documents
 from cairn.view.health import health_of
-from cairn.view.reading import spread
-from cairn.view.records import JobView, RestoreView, Spread, is_savepoint
+from cairn.view.job_reader import spread
+from cairn.view.job_view import JobView, RestoreView, Spread, is_savepoint
 
 Document = dict[str, Any]
 STATISTICS = ("min", "max", "avg", "p50", "p90", "p95", "p99", "p999")
@@ -32,7 +32,7 @@ def overview(job: JobView) -> Document:
         "directory": job.directory,
         "web-url": job.url,
         "health": health_of(job).level,
-        "tasks": vertices.tasks(job.status, sum(op.parallelism for op in job.operators)),
+        "tasks": vertex_documents.tasks(job.status, sum(op.parallelism for op in job.operators)),
     }
 
 
@@ -52,8 +52,8 @@ def detail(job: JobView) -> Document:
         "isStoppable": False,
         "timestamps": {job.status: job.ended_ms or job.started_ms},
         "status-counts": {job.status: len(job.graph)},
-        "vertices": [vertices.vertex(job, vertex) for vertex in job.graph],
-        "plan": vertices.plan(job),
+        "vertices": [vertex_documents.vertex(job, vertex) for vertex in job.graph],
+        "plan": vertex_documents.plan(job),
     }
 
 

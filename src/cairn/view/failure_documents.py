@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn.view.journal import Event
-from cairn.view.records import JobView
+from cairn.view.job_view import JobView
 
 Document = dict[str, Any]
 
