@@ -19,9 +19,9 @@ from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, Che
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import create_identity
-from cairn.web.catalogue import Catalogue
-from cairn.web.options import options_of
-from cairn.web.server import Server
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.web_options import options_of
+from cairn.web.web_server import Server
 
 CHECKPOINTS = 10_000
 

@@ -22,7 +22,7 @@ from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 from cairn import FileSink, JobHandle
 from cairn.api.job_handle import JobStatus
 from cairn.view.job_reader import JobReader
-from cairn.web import host
+from cairn.web import driver_server
 
 TOKEN = "the-token-of-the-browser-test"
 PAGES = [
@@ -66,7 +66,7 @@ def job(lab: Lab, chromium: Any) -> Iterator[JobHandle]:
         yield handle
     finally:
         handle.cancel()
-        host.stop_all()
+        driver_server.stop_all()
 
 
 class Visitor:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cairn.web import host
+from cairn.web import driver_server
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebooks" / "tutorial.ipynb"
 
@@ -39,7 +39,7 @@ def test_the_tutorial_notebook(spark: SparkSession) -> None:
     finally:
         if "job" in names:
             names["job"].cancel()
-        host.stop_all()
+        driver_server.stop_all()
     job, checkpoints, savepoint, ada, later = [value for value in shown if value is not None]
     assert "Tutorial" in job
     assert "RUNNING" in job

@@ -35,7 +35,7 @@ from cairn.view.journal import Journal
 from cairn.view.notebook_html import job_html, sparkline, table
 from cairn.view.job_reader import JobReader
 from cairn.web import security
-from cairn.web.options import WebOptions
+from cairn.web.web_options import WebOptions
 
 PAGE = '"><img src=x onerror=alert(1)><script>alert(2)</script>{{ 7*7 }}'
 TERMINAL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202etxt\r\nforged line"

@@ -19,8 +19,8 @@ from cairn.spark.stream_graph import Derived, Function, Given, Node
 from cairn.view.job_reader import JobReader
 from cairn.view.job_view import JobView
 from cairn.view.job_graph import Link, Vertex, graph_of
-from cairn.web.graph import graph, source_words
-from cairn.web.layers import Layout, arrange
+from cairn.web.graph_svg import graph, source_words
+from cairn.web.graph_layout import Layout, arrange
 
 
 def given(*names: str) -> Given:

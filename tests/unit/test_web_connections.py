@@ -16,9 +16,9 @@ from tests.unit.test_web_rest import BEARER, TOKEN
 from tests.unit.webjob import JOB, make_job
 
 from cairn.web import connections, security
-from cairn.web.catalogue import Catalogue
-from cairn.web.options import WebOptions
-from cairn.web.server import Server
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.web_options import WebOptions
+from cairn.web.web_server import Server
 
 SOON = 3.0
 IDLE = b""

@@ -10,8 +10,8 @@ from tests.unit.test_web_rest import TOKEN
 from tests.unit.webjob import JOB, UID, make_job
 
 from cairn.web.app import create_app
-from cairn.web.catalogue import Catalogue
-from cairn.web.options import WebOptions
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.web_options import WebOptions
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")

@@ -25,7 +25,7 @@ from cairn.storage.filesystem import LocalFileSystem
 from cairn import quantities
 from cairn.view.job_reader import JobReader
 from cairn.view.state_browser import get_command
-from cairn.web import charts, graph, host
+from cairn.web import charts, driver_server, graph_svg
 
 PAGES = [
     "", f"/operators/{UID}", "/checkpoints", "/checkpoints/history", "/checkpoints/summary",
@@ -257,9 +257,9 @@ def test_a_job_without_anything_has_pages(tmp_path: Path) -> None:
 
 def test_colours_of_the_graph_are_flinks(root: Path) -> None:
     operator = JobReader(str(root / JOB)).view().operators[0]
-    assert graph.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 0) == (0x5D, 0xB1, 0xFF)
-    assert graph.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 1) == (0xEE, 0x64, 0x64)
-    assert re.fullmatch(r"#[0-9a-f]{6}", graph.colour_of(operator))
+    assert graph_svg.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 0) == (0x5D, 0xB1, 0xFF)
+    assert graph_svg.blend((0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), 1) == (0xEE, 0x64, 0x64)
+    assert re.fullmatch(r"#[0-9a-f]{6}", graph_svg.colour_of(operator))
 
 
 def test_a_chart_keeps_its_peaks_and_its_bounds() -> None:
@@ -308,6 +308,6 @@ def test_a_server_that_stumbles_costs_a_job_a_line_in_its_log(
     def stumble(settings: WebSettings) -> None:
         raise RuntimeError("of a kind that nobody thought of")
 
-    monkeypatch.setattr(host, "_start", stumble)
-    assert host.serve(WebSettings(), JOB, JobReader(str(root / JOB))) is None
+    monkeypatch.setattr(driver_server, "_start", stumble)
+    assert driver_server.serve(WebSettings(), JOB, JobReader(str(root / JOB))) is None
     assert "of a kind that nobody thought of" in caplog.text

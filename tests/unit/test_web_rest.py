@@ -18,8 +18,8 @@ from cairn.errors import InvalidInputError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.view.state_browser import Masks
 from cairn.web.app import create_app
-from cairn.web.catalogue import Catalogue
-from cairn.web.options import WebOptions, options_of
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.web_options import WebOptions, options_of
 
 TOKEN = "a-token-of-some-length"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -169,7 +169,7 @@ def test_tables_quote_what_a_spreadsheet_would_run(web: TestClient, root: Path) 
     answer = web.get(f"/api/v1/jobs/{JOB}/checkpoints.csv")
     assert answer.headers["content-type"].startswith("text/csv")
     assert len(answer.text.splitlines()) == 6
-    from cairn.web.rest import _csv
+    from cairn.web.rest_api import _csv
 
     assert "'=1+1" in bytes(_csv(["a"], [["=1+1"]], "x.csv").body).decode()
 

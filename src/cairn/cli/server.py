@@ -7,9 +7,9 @@ import dataclasses
 from cairn.cli.output import ExitCode, Output
 from cairn.config import DEFAULT_DIRECTORY, WebSettings
 from cairn.errors import MissingPackageError
-from cairn.web.catalogue import Catalogue
-from cairn.web.host import missing
-from cairn.web.options import options_of
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.driver_server import missing
+from cairn.web.web_options import options_of
 
 
 def serve_directory(directory: str | None, settings: WebSettings, out: Output) -> int:
@@ -21,7 +21,7 @@ def serve_directory(directory: str | None, settings: WebSettings, out: Output) -
         )
     options = options_of(settings)
     catalogue = Catalogue(directory or DEFAULT_DIRECTORY)
-    from cairn.web.server import Server
+    from cairn.web.web_server import Server
 
     server = Server(catalogue, options)
     out.document({"url": server.url, "link": server.link})

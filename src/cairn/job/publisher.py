@@ -20,7 +20,7 @@ from cairn.storage.manifest_store import RunRecord, Runs
 from cairn.view.journal import Address, EpochRecorder, Journal
 from cairn.view.job_lives import next_life
 from cairn.view.job_reader import JobReader, alive
-from cairn.web.host import serve
+from cairn.web.driver_server import serve
 
 _FAILURE_FACTS = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
 _MOST_TEXT = 8000

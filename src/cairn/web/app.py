@@ -9,9 +9,9 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn import __version__
-from cairn.web import metrics, pages, problems, rest
-from cairn.web.catalogue import Catalogue
-from cairn.web.options import WebOptions
+from cairn.web import metrics, pages, problems, rest_api
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.web_options import WebOptions
 from cairn.web.security import Guard
 
 STATIC = Path(__file__).parent / "static"
@@ -47,7 +47,7 @@ def create_app(catalogue: Catalogue, options: WebOptions) -> FastAPI:
         redirect_slashes=False,
     )
     problems.install(app)
-    app.include_router(rest.router(catalogue, options))
+    app.include_router(rest_api.router(catalogue, options))
 
     @app.get("/metrics", tags=["server"], response_class=Response)
     def prometheus() -> Response:

@@ -23,11 +23,11 @@ from cairn.view import state_browser as states
 from cairn.view.failure_documents import exception
 from cairn.view.health import health_of
 from cairn.view.job_view import JobView, is_savepoint
-from cairn.web import charts, rest
-from cairn.web.catalogue import Catalogue
-from cairn.web.graph import graph as draw
-from cairn.web.graph import shown_name
-from cairn.web.options import WebOptions
+from cairn.web import charts, rest_api
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.graph_svg import graph as draw
+from cairn.web.graph_svg import shown_name
+from cairn.web.web_options import WebOptions
 from cairn.web.problems import of_error
 
 _log = get_logger("cairn.web")
@@ -135,7 +135,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
         def make(job: JobView) -> dict[str, Any]:
             total = len(job.checkpoints.history)
             last = max(1, -(-total // PAGE))
-            number = min(last, max(1, rest.number_of(page) or 1))
+            number = min(last, max(1, rest_api.number_of(page) or 1))
             entries = job.checkpoints.history[(number - 1) * PAGE : number * PAGE]
             shown = [(info, job_documents.checkpoint(info)) for info in entries]
             return {"subtab": "/history", "entries": shown, "page": number, "pages": last, "total": total}
@@ -156,7 +156,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     @pages.get("/jobs/{jobid}/checkpoints/{number}")
     def checkpoint(jobid: str, number: str) -> HTMLResponse:
         def make(job: JobView) -> dict[str, Any]:
-            info = catalogue.reader(jobid).checkpoint(rest.number_of(number) or 0)
+            info = catalogue.reader(jobid).checkpoint(rest_api.number_of(number) or 0)
             parts = [(op, job_documents.subtasks(op, info)) for op in info.operators]
             ids = [other.id for other in job.checkpoints.history]
             beside = {
@@ -179,11 +179,11 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
         def make(job: JobView) -> dict[str, Any]:
             found = [info for info in job.checkpoints.history if is_savepoint(info)]
             done = _openable(job)
-            numbers = rest.number_of(before), rest.number_of(after)
+            numbers = rest_api.number_of(before), rest_api.number_of(after)
             differences = problem = None
             if numbers[0] is not None and numbers[1] is not None:
                 try:
-                    paths = [rest.snapshot_of(job, number).path for number in numbers]
+                    paths = [rest_api.snapshot_of(job, number).path for number in numbers]
                     differences = states.compare(paths[0], paths[1], options.masks)
                 except CorruptFileError as error:
                     problem = error
@@ -216,14 +216,14 @@ def _openable(job: JobView, most: int = 200) -> list[CheckpointInfo]:
 
 def state_facts(job: JobView, checkpoint: str, uid: str, state: str, key: str, masks: states.Masks) -> dict[str, Any]:
     """What the State page shows: the states of the chosen checkpoint and operator, and the key that was asked for."""
-    number = rest.number_of(checkpoint)
+    number = rest_api.number_of(checkpoint)
     choices = _openable(job)
     facts: dict[str, Any] = {
         "choices": choices, "number": number, "snapshot": None, "operator": None, "summaries": [], "key": key,
         "state": state, "found": None, "history": [], "problem": None, "sample": [], "bars": charts.bars,
     }  # fmt: skip
     try:
-        snapshot = rest.snapshot_of(job, number)
+        snapshot = rest_api.snapshot_of(job, number)
         facts["snapshot"] = snapshot
         operator = snapshot.operator(uid) if uid else next(iter(snapshot.operators.values()), None)
         if operator is None:

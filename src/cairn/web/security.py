@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse, Response
 
 from cairn.logs import get_logger
 from cairn.text import one_line
-from cairn.web.options import WebOptions
+from cairn.web.web_options import WebOptions
 from cairn.web.problems import problem
 
 _audit = get_logger("cairn.audit")

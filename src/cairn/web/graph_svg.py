@@ -10,7 +10,7 @@ from markupsafe import Markup
 from cairn.view.job_view import JobView, OperatorView
 from cairn.view.job_graph import FORWARD, Link, Vertex
 from cairn.quantities import count, rate
-from cairn.web.layers import Layout, Place, arrange
+from cairn.web.graph_layout import Layout, Place, arrange
 
 _IDLE, _BUSY, _BLOCKED = (0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), (0x88, 0x88, 0x88)
 _IDLE_EDGE, _BUSY_EDGE, _BLOCKED_EDGE = (0x18, 0x90, 0xFF), (0xEE, 0x22, 0x22), (0, 0, 0)

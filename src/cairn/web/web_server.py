@@ -12,9 +12,9 @@ import uvicorn
 from cairn.errors import CairnError, StorageError
 from cairn.logs import get_logger
 from cairn.web.app import create_app
-from cairn.web.catalogue import Catalogue
+from cairn.web.job_catalogue import Catalogue
 from cairn.web.connections import BoundedProtocol
-from cairn.web.options import WebOptions
+from cairn.web.web_options import WebOptions
 
 _log = get_logger("cairn.web")
 _TRIES = 100

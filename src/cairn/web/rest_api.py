@@ -26,12 +26,12 @@ from cairn.view import state_browser as states
 from cairn.view.failure_documents import exceptions as history_of
 from cairn.view.job_view import JobView, is_savepoint
 from cairn.view.vertex_documents import plan as plan_of
-from cairn.web import shapes, vertices
-from cairn.web.catalogue import Catalogue
-from cairn.web.disposal import Disposals, allowed_savepoint
-from cairn.web.options import WebOptions
+from cairn.web import rest_documents, rest_vertices
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.rest_disposal import Disposals, allowed_savepoint
+from cairn.web.web_options import WebOptions
 from cairn.web.problems import Problem
-from cairn.web.triggers import Triggers, allowed_target
+from cairn.web.rest_triggers import Triggers, allowed_target
 
 Document = dict[str, Any]
 JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The job's id.")]
@@ -56,7 +56,7 @@ _PULSE = 1.0
 
 def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
     api = APIRouter(prefix="/api/v1", responses=PROBLEMS)
-    vertices.add_routes(api, catalogue)  # before the rest: /jobs/metrics is not the job "metrics"
+    rest_vertices.add_routes(api, catalogue)  # before the rest: /jobs/metrics is not the job "metrics"
     _reading(api, catalogue, options)
     _checkpoints(api, catalogue)
     _state(api, catalogue, options)
@@ -98,12 +98,12 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
         return {**told, **counted, "cairn-version": __version__}
 
     @api.get("/jobs", tags=["jobs"])
-    def jobs() -> shapes.JobIds:
+    def jobs() -> rest_documents.JobIds:
         """Ids and states of all jobs."""
         return {"jobs": [{"id": view.job_id, "status": view.status} for view in catalogue.views()]}
 
     @api.get("/jobs/overview", tags=["jobs"])
-    def jobs_overview() -> shapes.JobsOverview:
+    def jobs_overview() -> rest_documents.JobsOverview:
         """All jobs in a line each."""
         views = [job_documents.overview(view) for view in catalogue.views()]
         return {"jobs": views, "damaged": catalogue.damaged()}  # type: ignore[typeddict-item]
@@ -169,7 +169,7 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
         jobid: JobId,
         limit: Annotated[int, Query(ge=1, le=1000)] = 10,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-    ) -> shapes.Checkpoints:
+    ) -> rest_documents.Checkpoints:
         """Counts, summary, the latest of each kind, and the history, newest first."""
         return job_documents.checkpoints(catalogue.view(jobid), limit, offset)  # type: ignore[return-value]
 
@@ -263,14 +263,14 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     accepted = 202
 
     @api.post("/jobs/{jobid}/checkpoints", tags=["changes"], status_code=accepted)
-    def checkpoint(jobid: JobId, body: shapes.CheckpointBody | None = None) -> shapes.TriggerAnswer:
+    def checkpoint(jobid: JobId, body: rest_documents.CheckpointBody | None = None) -> rest_documents.TriggerAnswer:
         """Take a checkpoint now. Without a body: as configured."""
-        body = body or shapes.CheckpointBody()
+        body = body or rest_documents.CheckpointBody()
         asked = {"full": {"CONFIGURED": None, "FULL": True, "INCREMENTAL": False}[body.checkpointType]}
         return _start(jobid, body.triggerId, "checkpoint", asked)
 
     @api.get("/jobs/{jobid}/checkpoints/{triggerid}", tags=["changes"])
-    def checkpoint_status(jobid: JobId, triggerid: TriggerId) -> shapes.TriggerStatus:
+    def checkpoint_status(jobid: JobId, triggerid: TriggerId) -> rest_documents.TriggerStatus:
         """How far a requested checkpoint is."""
         return triggers.find(catalogue.view(jobid), triggerid, ["checkpoint"])  # type: ignore[return-value]
 
@@ -281,31 +281,31 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
         return {"savepoints": [job_documents.checkpoint(info) for info in found]}
 
     @api.post("/jobs/{jobid}/savepoints", tags=["changes"], status_code=accepted)
-    def savepoint(jobid: JobId, body: shapes.SavepointBody | None = None) -> shapes.TriggerAnswer:
+    def savepoint(jobid: JobId, body: rest_documents.SavepointBody | None = None) -> rest_documents.TriggerAnswer:
         """Write a savepoint while the job runs. Without a body: into the job's own directory for savepoints."""
-        body = body or shapes.SavepointBody()
+        body = body or rest_documents.SavepointBody()
         target = _target(jobid, body.triggerId, body.target_directory)
         return _start(jobid, body.triggerId, "savepoint", {"dir": target})
 
     @api.get("/jobs/{jobid}/savepoints/{triggerid}", tags=["changes"])
-    def savepoint_status(jobid: JobId, triggerid: TriggerId) -> shapes.TriggerStatus:
+    def savepoint_status(jobid: JobId, triggerid: TriggerId) -> rest_documents.TriggerStatus:
         """How far a requested savepoint or stop is."""
         return triggers.find(catalogue.view(jobid), triggerid, ["savepoint", "stop", "cancel"])  # type: ignore[return-value]
 
     @api.post("/jobs/{jobid}/stop", tags=["changes"], status_code=accepted)
-    def stop(jobid: JobId, body: shapes.StopBody | None = None) -> shapes.TriggerAnswer:
+    def stop(jobid: JobId, body: rest_documents.StopBody | None = None) -> rest_documents.TriggerAnswer:
         """Stop the job with a savepoint; ask at savepoints/{triggerid} how far it is. Without a body: as for one."""
-        body = body or shapes.StopBody()
+        body = body or rest_documents.StopBody()
         target = _target(jobid, body.triggerId, body.targetDirectory)
         return _start(jobid, body.triggerId, "stop", {"dir": target, "drain": body.drain})
 
     @api.patch("/jobs/{jobid}", tags=["changes"], status_code=accepted)
-    def cancel(jobid: JobId, mode: Annotated[str, Query(pattern="^cancel$")] = "cancel") -> shapes.TriggerAnswer:
+    def cancel(jobid: JobId, mode: Annotated[str, Query(pattern="^cancel$")] = "cancel") -> rest_documents.TriggerAnswer:
         """Cancel the job: the running epoch is finished, and nothing more is written."""
         return _start(jobid, None, "cancel", {})
 
     @api.post("/savepoint-disposal", tags=["changes"], status_code=accepted)
-    def disposal(body: shapes.DisposalBody) -> shapes.TriggerAnswer:
+    def disposal(body: rest_documents.DisposalBody) -> rest_documents.TriggerAnswer:
         """Delete a savepoint of a job here, or one in the directory for savepoints."""
         chosen = body.triggerId or uuid.uuid4().hex
         path = allowed_savepoint(catalogue.views(), body.savepoint_path, options.savepoint_roots)
@@ -313,7 +313,7 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
         return {"request-id": chosen}
 
     @api.get("/savepoint-disposal/{triggerid}", tags=["changes"])
-    def disposal_status(triggerid: TriggerId) -> shapes.TriggerStatus:
+    def disposal_status(triggerid: TriggerId) -> rest_documents.TriggerStatus:
         """How far the deletion of a savepoint is."""
         return disposals.find(triggerid)  # type: ignore[return-value]
 
@@ -323,7 +323,7 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
         triggers.refuse_ended(job, trigger_id)
         return allowed_target(job, given, options.savepoint_roots)
 
-    def _start(jobid: str, trigger_id: str | None, action: str, asked: Document) -> shapes.TriggerAnswer:
+    def _start(jobid: str, trigger_id: str | None, action: str, asked: Document) -> rest_documents.TriggerAnswer:
         chosen = trigger_id or uuid.uuid4().hex
         triggers.start(catalogue.view(jobid), chosen, action, asked)
         return {"request-id": chosen}

@@ -13,11 +13,11 @@ from cairn.config import WebSettings
 from cairn.errors import CairnError
 from cairn.logs import get_logger
 from cairn.view.job_reader import JobReader
-from cairn.web.catalogue import Catalogue
-from cairn.web.options import options_of
+from cairn.web.job_catalogue import Catalogue
+from cairn.web.web_options import options_of
 
 if TYPE_CHECKING:
-    from cairn.web.server import Server
+    from cairn.web.web_server import Server
 
 _log = get_logger("cairn.web")
 _NEEDED = ("fastapi", "uvicorn", "jinja2", "prometheus_client")
@@ -53,7 +53,7 @@ def serve(settings: WebSettings, job_id: str, reader: JobReader) -> str | None:
 
 
 def _start(settings: WebSettings) -> tuple[Server, Catalogue]:
-    from cairn.web.server import Server
+    from cairn.web.web_server import Server
 
     catalogue = Catalogue()
     server = Server(catalogue, options_of(settings))

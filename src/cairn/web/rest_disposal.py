@@ -13,7 +13,7 @@ from cairn.storage import layout
 from cairn.storage.filesystem import local_root
 from cairn.storage.savepoint_folder import dispose
 from cairn.view.job_view import JobView, is_savepoint
-from cairn.web.triggers import AT_ONCE, REMEMBERED, Trigger, below, cause, document, unknown
+from cairn.web.rest_triggers import AT_ONCE, REMEMBERED, Trigger, below, cause, document, unknown
 
 
 def allowed_savepoint(jobs: Iterable[JobView], given: str, roots: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from cairn.view import vertex_documents
 from cairn.view.job_reader import unevenness
 from cairn.view.job_view import JobView
 from cairn.view.job_graph import Vertex
-from cairn.web.catalogue import Catalogue
+from cairn.web.job_catalogue import Catalogue
 
 Document = dict[str, Any]
 Values = Mapping[str, int | float | str]
