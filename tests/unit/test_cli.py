@@ -16,7 +16,7 @@ from cairn import errors
 from cairn.cli import doctor
 from cairn.cli.doctor import Check, Status
 from cairn.cli.output import ExitCode, Output, exit_code, wants_colour
-from cairn.cli.run import job_config, parse_settings
+from cairn.cli.run_command import job_config, parse_settings
 
 VARIABLES_OF_OURS = ("CAIRN_CONFIG", "CAIRN_DEBUG")
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from cairn.cli.completion import job_names
 from cairn.cli.main import app
-from cairn.cli.memory import plan_memory
+from cairn.cli.memory_command import plan_memory
 from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import create_identity

@@ -20,7 +20,7 @@ from tests.unit.webjob import make_job
 
 from cairn.job import events
 from cairn.cli.common import arranged
-from cairn.cli.events import RunEvents
+from cairn.cli.run_events import RunEvents
 from cairn.cli.output import Output, problem_document
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.errors import UserFunctionError

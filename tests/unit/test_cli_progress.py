@@ -21,10 +21,10 @@ from tests.patience import PATIENCE
 from tests.unit.test_cli import environment
 from tests.unit.webjob import JOB, UID, make_job
 
-from cairn.cli import progress as shown
-from cairn.cli.checkpoints import step_of
+from cairn.cli import progress_bar as shown
+from cairn.cli.checkpoint_commands import step_of
 from cairn.cli.output import Output
-from cairn.cli.progress import Step, amount
+from cairn.cli.progress_bar import Step, amount
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType, OperatorStats, SubtaskStats
 
 RUNNING = CheckpointInfo(9, CheckpointStatus.IN_PROGRESS, CheckpointType.SAVEPOINT, 1)

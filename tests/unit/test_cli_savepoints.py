@@ -18,7 +18,7 @@ from cairn.restore.restore_plan import make_plan
 from cairn.snapshots.restorable import find
 from cairn.cli.main import app
 from cairn.cli.output import Output
-from cairn.cli.plan import show
+from cairn.cli.plan_command import show
 from cairn.config import Settings
 from cairn.coordinator import control as control_module
 from cairn.coordinator.control import Control

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cairn.cli.main import app
 from cairn.cli.output import exit_code
-from cairn.cli.state import plain
+from cairn.cli.state_queries import plain
 from cairn.errors import CairnError
 from cairn.storage import savepoint_folder
 from cairn.testing.faults import flip_bit

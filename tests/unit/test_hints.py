@@ -13,7 +13,7 @@ import pytest
 from tests.unit.webjob import JOB, UID, make_job
 from typer.testing import CliRunner
 
-from cairn.cli.checkpoints import open_job
+from cairn.cli.checkpoint_commands import open_job
 from cairn.cli.completion import job_names, snapshot_paths, state_names, uids
 from cairn.cli.main import app
 from cairn.errors import InvalidInputError, NotFoundError

@@ -19,8 +19,8 @@ from tests.unit.test_web_rest import client_of
 from tests.unit.webjob import JOB, UID, make_job
 
 from cairn.restore.spark_logs import read_log
-from cairn.cli import checkpoints, snapshots, state
-from cairn.cli.listing import list_jobs
+from cairn.cli import checkpoint_commands, snapshot_commands, state_queries
+from cairn.cli.list_command import list_jobs
 from cairn.cli.output import Output
 from cairn.coordinator.control import ask
 from cairn.coordinator.offset_log import LocalOffsets
@@ -190,10 +190,10 @@ def test_commands_on_the_job_end(
     put(root / JOB / file, make)
     out = Output()
     commands: list[Callable[[], int]] = [
-        lambda: checkpoints.show_checkpoints(JOB, str(root), 10, out),
-        lambda: state.ls(str(root / JOB), out),
-        lambda: state.show(str(root / JOB), UID, "total", 5, out),
-        lambda: snapshots.verify(str(root / JOB), out),
+        lambda: checkpoint_commands.show_checkpoints(JOB, str(root), 10, out),
+        lambda: state_queries.ls(str(root / JOB), out),
+        lambda: state_queries.show(str(root / JOB), UID, "total", 5, out),
+        lambda: snapshot_commands.verify(str(root / JOB), out),
     ]
     causes = [error.message for command in commands if (error := failure_of(command)) is not None]
     assert all(str(root / JOB) in cause for cause in causes)
@@ -211,7 +211,7 @@ def test_a_savepoint_of_such_files_is_refused(root: Path, make: Callable[[Path],
     with pytest.raises(CorruptFileError, match="is refused"):
         read_savepoint(str(place))
     with pytest.raises(CorruptFileError):
-        state.ls(str(place), Output())
+        state_queries.ls(str(place), Output())
 
 
 @pytest.mark.parametrize("make", KINDS)

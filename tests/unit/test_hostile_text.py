@@ -22,10 +22,10 @@ from tests.unit.test_web_rest import BEARER, TOKEN, client_of
 from tests.unit.webjob import JOB, START, UID, info, make_job
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
-from cairn.cli import checkpoints, jobs, state
-from cairn.cli.listing import list_jobs
+from cairn.cli import checkpoint_commands, job_commands, state_queries
+from cairn.cli.list_command import list_jobs
 from cairn.cli.output import Output, json_text
-from cairn.cli.progress import progress
+from cairn.cli.progress_bar import progress
 from cairn.errors import CheckpointFailedError, CorruptFileError, InvalidInputError
 from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
 from cairn.storage.checkpoint_store import CheckpointStore
@@ -105,13 +105,13 @@ def test_what_is_not_there_is_told_without_acting_on_it(web: TestClient) -> None
 def test_no_command_lets_it_steer_the_terminal(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_ANSWER_SECONDS", 0.05)  # this process plays the job, and does not answer
+    monkeypatch.setattr(checkpoint_commands, "_ANSWER_SECONDS", 0.05)  # this process plays the job, and does not answer
     for out in (Output(), Output(as_json=True)):
         list_jobs(str(root), False, None, out)
-        checkpoints.show_checkpoints(JOB, str(root), 10, out)
-        state.ls(str(root / JOB), out)
-        state.show(str(root / JOB), UID, "seen", 5, out)
-        state.get(str(root / JOB), UID, "total", ["user-3"], [], out)
+        checkpoint_commands.show_checkpoints(JOB, str(root), 10, out)
+        state_queries.ls(str(root / JOB), out)
+        state_queries.show(str(root / JOB), UID, "seen", 5, out)
+        state_queries.get(str(root / JOB), UID, "total", ["user-3"], [], out)
         told = capsys.readouterr()
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", told.out + told.err)
     monkeypatch.setattr("sys.stdin", io.StringIO())
@@ -144,12 +144,12 @@ def test_no_command_prints_a_line_that_foreign_text_has_begun(
     monkeypatch.setattr(Output, "columns", columns)
     out = Output()
     list_jobs(str(forging), False, None, out)
-    checkpoints.show_checkpoints(JOB, str(forging), 10, out)
-    state.ls(str(forging / JOB), out)
-    out.line(state._line(LINES))
+    checkpoint_commands.show_checkpoints(JOB, str(forging), 10, out)
+    state_queries.ls(str(forging / JOB), out)
+    out.line(state_queries._line(LINES))
     out.message(LINES)
     with pytest.raises(CheckpointFailedError) as refused:
-        jobs.cancel_job(JOB, str(forging), 0.1, out)
+        job_commands.cancel_job(JOB, str(forging), 0.1, out)
     out.error(refused.value)
     out.error(InvalidInputError(LINES, remedy=LINES))
     with progress(out, LINES, 3) as advance:
@@ -164,7 +164,7 @@ def test_no_command_prints_a_line_that_foreign_text_has_begun(
 def test_a_value_of_several_lines_is_one_line_and_json_has_it_to_the_letter(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Output().line(state._line("a\tb\nc"))
+    Output().line(state_queries._line("a\tb\nc"))
     assert capsys.readouterr().out == "a\\tb\\nc\n"
     Output(as_json=True).document({"value": "a\tb\nc"})
     assert json.loads(capsys.readouterr().out) == {"value": "a\tb\nc"}

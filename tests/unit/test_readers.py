@@ -12,7 +12,7 @@ from tests.unit.restoring import checkpoint_of, harness
 
 from cairn.api.data_source import _Opened
 from cairn.api.savepoint import Savepoint
-from cairn.cli import state as commands
+from cairn.cli import state_queries as commands
 from cairn.cli.output import Output
 from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import ValueStateDescriptor
@@ -69,7 +69,7 @@ def test_a_checkpoint_is_held_while_it_is_read(job: Path, monkeypatch: pytest.Mo
     assert savepoint.lookup(UID, "total", "k") == 4
     with pytest.raises(InvalidInputError, match="stopped here"):
         savepoint.write(str(job.parent / "written"))
-    monkeypatch.setattr("cairn.cli.state.find_rows", slow)
+    monkeypatch.setattr("cairn.cli.state_queries.find_rows", slow)
     assert commands.get(str(job), UID, "total", ["k"], [], Output()) == 0
     assert held == ["block", "lookup", "write", "lookup"]
     assert store.readers(1) == []

@@ -1,7 +1,7 @@
 """`cairn doctor`: is this machine ready to run jobs? Looks at versions, Java, disks and the data directory.
 
 Each check is a function that returns one `Check` and never raises, and no file is left behind. When all of them pass,
-a small job runs on local Spark (`cli/trial.py`): only that shows whether Spark, Java and Python work together.
+a small job runs on local Spark (`cli/doctor_job.py`): only that shows whether Spark, Java and Python work together.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _healthy(checks: list[Check]) -> bool:
 
 
 def _check_job(checks: list[Check], seconds: float, out: Output) -> Check:
-    from cairn.cli.trial import NAME, check_job
+    from cairn.cli.doctor_job import NAME, check_job
 
     if not _healthy(checks):
         return Check(NAME, Status.WARN, "not run, because a check above failed")

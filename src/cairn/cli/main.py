@@ -114,7 +114,7 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """Run a job script."""
-    from cairn.cli.run import run_job
+    from cairn.cli.run_command import run_job
 
     given = {} if claim_mode is None else {"execution.state-recovery.claim-mode": claim_mode}
     config = _job_options(job, parallelism, master, settings, restore, allow_lost, given)
@@ -141,7 +141,7 @@ def plan(
     debug: DebugOption = False,
 ) -> None:
     """Say what a job would take over from a snapshot, without starting it."""
-    from cairn.cli.plan import plan_job
+    from cairn.cli.plan_command import plan_job
 
     if restore is None:
         raise typer.BadParameter("Name the snapshot to start from: -s PATH.")
@@ -160,7 +160,7 @@ def _job_options(
     given: dict[str, str],
 ) -> dict[str, Any]:
     """The configuration that a script is run with."""
-    from cairn.cli.run import CONFIG_VARIABLE, job_config, parse_settings
+    from cairn.cli.run_command import CONFIG_VARIABLE, job_config, parse_settings
 
     if job.startswith("-"):
         _refuse_option(job)
@@ -200,7 +200,7 @@ def checkpoints(
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of a job, newest first; it need not be running."""
-    from cairn.cli.checkpoints import show_checkpoints
+    from cairn.cli.checkpoint_commands import show_checkpoints
 
     raise typer.Exit(show_checkpoints(job, directory, limit, Output(as_json=as_json)))
 
@@ -208,7 +208,7 @@ def checkpoints(
 @app.command()
 def config(job: JobArgument, directory: DirOption = None, as_json: JsonOption = False) -> None:
     """Show the configuration that a job remembers, and where each value comes from."""
-    from cairn.cli.config import show_config
+    from cairn.cli.config_command import show_config
 
     raise typer.Exit(show_config(job, directory, Output(as_json=as_json)))
 
@@ -224,7 +224,7 @@ def checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """Take a checkpoint of a running job now, and wait for it."""
-    from cairn.cli.checkpoints import take_checkpoint
+    from cairn.cli.checkpoint_commands import take_checkpoint
 
     raise typer.Exit(take_checkpoint(job, directory, full, timeout, Output(as_json=as_json)))
 
@@ -247,7 +247,7 @@ def savepoint(
     as_json: JsonOption = False,
 ) -> None:
     """Write a savepoint of a running job, and wait for it."""
-    from cairn.cli.jobs import take_savepoint
+    from cairn.cli.job_commands import take_savepoint
 
     raise typer.Exit(take_savepoint(job, directory, target, timeout, request, Output(as_json=as_json)))
 
@@ -267,7 +267,7 @@ def stop(
     as_json: JsonOption = False,
 ) -> None:
     """Stop a running job with a savepoint."""
-    from cairn.cli.jobs import stop_job
+    from cairn.cli.job_commands import stop_job
 
     raise typer.Exit(stop_job(job, directory, target, drain, timeout, request, Output(as_json=as_json)))
 
@@ -282,7 +282,7 @@ def cancel(
     as_json: JsonOption = False,
 ) -> None:
     """End a running job without a savepoint; its running epoch is finished first."""
-    from cairn.cli.jobs import cancel_job, confirm_cancel
+    from cairn.cli.job_commands import cancel_job, confirm_cancel
 
     out = Output(as_json=as_json)
     if confirm_cancel(job, directory, yes, dry_run, out):
@@ -299,7 +299,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List jobs: whether they run, whether they are fine, where their pages are."""
-    from cairn.cli.listing import list_jobs
+    from cairn.cli.list_command import list_jobs
 
     raise typer.Exit(list_jobs(directory, running, watch, Output(as_json=as_json)))
 
@@ -325,7 +325,7 @@ def ui(
     as_json: JsonOption = False,
 ) -> None:
     """Serve the web page for jobs that run, have ended or have crashed."""
-    from cairn.cli.server import serve_directory, settings_of
+    from cairn.cli.ui_command import serve_directory, settings_of
 
     settings = settings_of(address, port, token, read_only, hide or [])
     raise typer.Exit(serve_directory(directory, settings, Output(as_json=as_json)))
@@ -349,7 +349,7 @@ def plan_memory(
     as_json: JsonOption = False,
 ) -> None:
     """Estimate memory and local disk for a job's state."""
-    from cairn.cli.memory import show_plan
+    from cairn.cli.memory_command import show_plan
 
     raise typer.Exit(show_plan(path, keys, entry_bytes, touched, parallelism, slots, backend, Output(as_json=as_json)))
 
@@ -379,7 +379,7 @@ def doctor(
 ) -> None:
     """Check that this machine can run jobs; a small one is run."""
     from cairn.cli.doctor import clean_stores, configured, run_doctor
-    from cairn.cli.run import CONFIG_VARIABLE, job_config
+    from cairn.cli.run_command import CONFIG_VARIABLE, job_config
 
     config = job_config(parallelism=None, master=None, settings={}, inherited=os.environ.get(CONFIG_VARIABLE))
     default_data, default_local = configured(config)

@@ -36,9 +36,9 @@ def ls(
     as_json: JsonOption = False,
 ) -> None:
     """List operators and states."""
-    from cairn.cli import state
+    from cairn.cli import state_queries
 
-    raise typer.Exit(state.ls(path, Output(as_json=as_json), keys))
+    raise typer.Exit(state_queries.ls(path, Output(as_json=as_json), keys))
 
 
 @state_app.command()
@@ -55,7 +55,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show some rows of a state."""
-    from cairn.cli import state as commands
+    from cairn.cli import state_queries as commands
 
     raise typer.Exit(commands.show(path, uid, state, limit, Output(as_json=as_json)))
 
@@ -73,7 +73,7 @@ def get(
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of one key."""
-    from cairn.cli import state as commands
+    from cairn.cli import state_queries as commands
 
     raise typer.Exit(commands.get(path, uid, state, key, allow_pickled or [], Output(as_json=as_json)))
 
@@ -91,7 +91,7 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two savepoints or checkpoints; exit code 1 if they differ."""
-    from cairn.cli import state as commands
+    from cairn.cli import state_queries as commands
 
     raise typer.Exit(commands.diff(path, other, uid, state, limit, Output(as_json=as_json)))
 
@@ -113,16 +113,16 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write all rows of a state to one file."""
-    from cairn.cli import state as commands
+    from cairn.cli import state_queries as commands
 
     raise typer.Exit(commands.export(path, uid, state, target, Output(as_json=as_json), raw_csv))
 
 
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Compare every byte of a savepoint or checkpoint with its checksums."""
-    from cairn.cli import snapshots
+    from cairn.cli import snapshot_commands
 
-    raise typer.Exit(snapshots.verify(path, Output(as_json=as_json)))
+    raise typer.Exit(snapshot_commands.verify(path, Output(as_json=as_json)))
 
 
 def savepoint_dispose(
@@ -138,9 +138,9 @@ def savepoint_dispose(
     as_json: JsonOption = False,
 ) -> None:
     """Delete a savepoint."""
-    from cairn.cli import snapshots
+    from cairn.cli import snapshot_commands
 
-    raise typer.Exit(snapshots.dispose_savepoint(path, yes, dry_run, force, Output(as_json=as_json)))
+    raise typer.Exit(snapshot_commands.dispose_savepoint(path, yes, dry_run, force, Output(as_json=as_json)))
 
 
 def add_to(app: typer.Typer) -> None:

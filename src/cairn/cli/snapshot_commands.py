@@ -6,8 +6,8 @@ import os
 import sys
 
 from cairn.cli.output import ExitCode, Output
-from cairn.cli.progress import progress
-from cairn.cli.state import opened
+from cairn.cli.progress_bar import progress
+from cairn.cli.state_queries import opened
 from cairn.errors import InvalidInputError
 from cairn.snapshots.difference import verified, verified_bytes
 from cairn.snapshots.snapshot import reading

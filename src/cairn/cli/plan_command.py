@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cairn.cli.output import ExitCode, Output
-from cairn.cli.progress import watching
-from cairn.cli.run import run_job
+from cairn.cli.progress_bar import watching
+from cairn.cli.run_command import run_job
 from cairn.errors import InvalidInputError
 
 if TYPE_CHECKING:

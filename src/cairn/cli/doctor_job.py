@@ -16,7 +16,7 @@ from pathlib import Path
 from cairn.cli.demo import JobProcess, exact, expected, read_back
 from cairn.cli.doctor import Check, Status
 from cairn.cli.output import Output
-from cairn.cli.progress import Step, watching
+from cairn.cli.progress_bar import Step, watching
 from cairn.errors import CairnError, from_traceback
 
 NAME = "smallest job"

@@ -66,7 +66,7 @@ def run_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: bo
     _prepare_process(job, args, config)
     if not out.as_json:
         return _run_script(job, config, debug, out)[0]
-    from cairn.cli.events import watched
+    from cairn.cli.run_events import watched
 
     with watched() as events:
         code, error = _run_script(job, config, debug, out)
@@ -106,7 +106,7 @@ def restoring(config: dict[str, Any], out: Output) -> Iterator[None]:
         yield
         return
     from cairn.spark import state_mover
-    from cairn.cli.progress import Step, display
+    from cairn.cli.progress_bar import Step, display
 
     with display(out) as show:
 

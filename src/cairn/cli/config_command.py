@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.cli.checkpoints import open_job
+from cairn.cli.checkpoint_commands import open_job
 from cairn.cli.output import ExitCode, Output
 from cairn.config import OPTIONS, Settings
 from cairn.config.remembered_options import REMEMBERED, recalled, shown, value_of

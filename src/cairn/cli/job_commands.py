@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from cairn.cli.checkpoints import describe, following, open_job
+from cairn.cli.checkpoint_commands import describe, following, open_job
 from cairn.cli.output import ExitCode, Output
-from cairn.cli.progress import watching
+from cairn.cli.progress_bar import watching
 from cairn.coordinator.control import answered, ask
 from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus

@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from cairn.cli.output import ExitCode, Output
-from cairn.cli.progress import progress
+from cairn.cli.progress_bar import progress
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.ddl import key_ddl
@@ -119,7 +119,7 @@ def _place(path: str) -> str:
     """A path as it is; the name or the id of a job means its directory, as in other commands."""
     if not path or os.sep in path or os.path.exists(path):
         return path
-    from cairn.cli.checkpoints import open_job
+    from cairn.cli.checkpoint_commands import open_job
 
     try:
         return open_job(path, None)[0].root

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from cairn.cli.output import ExitCode, Output
-from cairn.cli.progress import Step, watching
+from cairn.cli.progress_bar import Step, watching
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.coordinator.control import ask
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
@@ -226,7 +226,7 @@ def _acknowledged(info: CheckpointInfo) -> str:
 
 
 def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout: float, out: Output) -> int:
-    from cairn.cli.jobs import refuse_ended
+    from cairn.cli.job_commands import refuse_ended
 
     files, identity = open_job(job, directory)
     refuse_ended(files, identity, "no checkpoint can be taken")
