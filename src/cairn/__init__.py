@@ -27,12 +27,12 @@ _HOMES = {
         "JobManagerCheckpointStorage", "RestartStrategies",
     ),
     "cairn.connectors.delta": ("DeltaSink",),
-    "cairn.connectors.generated": ("CollectionSource", "CrashMarker", "GeneratorSource", "ScriptedSource"),
+    "cairn.connectors.generated_sources": ("CollectionSource", "CrashMarker", "GeneratorSource", "ScriptedSource"),
     "cairn.connectors.jdbc": ("JdbcSink",),
     "cairn.connectors.kafka": ("DeliveryGuarantee", "KafkaSink"),
-    "cairn.connectors.retry": ("Retry",),
+    "cairn.connectors.target_retry": ("Retry",),
     "cairn.connectors.staging": ("Staging",),
-    "cairn.connectors.sources": ("FileSource", "KafkaSource", "SocketSource"),
+    "cairn.connectors.spark_sources": ("FileSource", "KafkaSource", "SocketSource"),
     "cairn.errors": (
         "CairnError", "CheckpointFailedError", "CorruptFileError", "EpochFailedError", "FencedError",
         "IncompatibleStateError", "InternalError", "InvalidInputError", "MissingPackageError", "NotFoundError",
@@ -99,11 +99,11 @@ if TYPE_CHECKING:
     from cairn.api.data_stream import DataStream
     from cairn.api.windowed_stream import AllWindowedStream, WindowedStream
     from cairn.connectors.delta import DeltaSink
-    from cairn.connectors.generated import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
+    from cairn.connectors.generated_sources import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
     from cairn.connectors.jdbc import JdbcSink
     from cairn.connectors.kafka import DeliveryGuarantee, KafkaSink
-    from cairn.connectors.retry import Retry
-    from cairn.connectors.sources import FileSource, KafkaSource, SocketSource
+    from cairn.connectors.target_retry import Retry
+    from cairn.connectors.spark_sources import FileSource, KafkaSource, SocketSource
     from cairn.connectors.staging import Staging
     from cairn.errors import (
         CairnError,

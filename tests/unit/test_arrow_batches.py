@@ -9,7 +9,7 @@ import pytest
 from cairn import ForeachEpochSink, NoopSink
 from cairn.spark import arrow_batches
 from cairn.spark.arrow_batches import BYTES, LIFTED, LIMITED_ROWS, NARROW, ROWS, ArrowBatches
-from cairn.connectors.base import BaseSink
+from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics
 

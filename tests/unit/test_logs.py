@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.unit.test_layers import modules
 
-from cairn.connectors import retry as _retry  # noqa: F401 - makes its logger
+from cairn.connectors import target_retry as _retry  # noqa: F401 - makes its logger
 from cairn.storage import checkpoint_store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

@@ -182,7 +182,7 @@ def test_without_spark_a_job_script_ends_with_the_remedy_and_no_traceback(tmp_pa
 
 
 def test_a_missing_package_is_an_import_error_and_an_error_of_cairn() -> None:
-    from cairn.connectors.extras import load
+    from cairn.connectors.client_libraries import load
 
     with pytest.raises(ImportError, match=r"cairn-streaming\[kafka\]") as raised:
         load("a_package_that_nobody_has", "kafka", "sink 'x'")

@@ -20,8 +20,8 @@ from cairn import (
     SocketSource,
     StorageError,
 )
-from cairn.connectors.generated import _Generator, _Script
-from cairn.connectors.sources import Source
+from cairn.connectors.generated_sources import _Generator, _Script
+from cairn.connectors.spark_sources import Source
 
 NUMBER = StructType().add("n", LongType())
 
@@ -52,7 +52,7 @@ def test_generator_ends_at_its_count() -> None:
 
 def test_rate_follows_the_clock_and_a_stop_makes_no_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("cairn.connectors.generated.time.monotonic", lambda: now)
+    monkeypatch.setattr("cairn.connectors.generated_sources.time.monotonic", lambda: now)
     reader = generator(rate=10)
     assert reader.latestOffset({"next": 500}, None) == {"next": 500}
     now += 2.55

@@ -54,7 +54,7 @@ from cairn.spark.graph_facts import topology
 from cairn.spark.worker_check import check_workers
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.config.remembered_options import restart_keys
-from cairn.connectors.sources import FileSource, Source
+from cairn.connectors.spark_sources import FileSource, Source
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
 from cairn.coordinator.epoch_time import TimeKeeper
@@ -231,7 +231,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
         Functions are given single values as they are: `env.from_collection([1, 2, 3]).map(lambda v: v + 1)`. In the
         stream's `df` they are a column `value`.
         """
-        from cairn.connectors.generated import CollectionSource  # its base classes cost the start of every worker
+        from cairn.connectors.generated_sources import CollectionSource  # its base classes cost the start of every worker
 
         return self.from_source(CollectionSource(collection, type_info, rows_per_epoch))
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import xxhash
 
-from cairn.connectors.base import BaseSink as BaseSink
+from cairn.connectors.sink_base import BaseSink as BaseSink
 from cairn.connectors.staging import durable_parts
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
 from cairn.storage import layout, regular_files

@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn.spark.stream_graph import FUNCTION_PREFIX
-from cairn.connectors.base import BaseSink
+from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from cairn.connectors.sources import declares_values, struct_of
+from cairn.connectors.spark_sources import declares_values, struct_of
 from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.ddl import parse_type
 
