@@ -26,7 +26,7 @@ from cairn import (
     Time,
     ValueStateDescriptor,
 )
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 FOLDER = Path(__file__).parent / "v1"
 COLUMNS = "user string, shop int, n bigint"

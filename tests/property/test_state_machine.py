@@ -20,7 +20,7 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import TimeDomain
 from cairn.state import working_store
-from cairn.testing.harness import Timer
+from cairn.testing.keyed_harness import Timer
 
 KEYS = ["", "a", "a\0", "b" * 600, "ü"]
 keys = st.sampled_from(KEYS)

@@ -26,7 +26,7 @@ from cairn.storage import chain_merge as compaction_files
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins, collect, plan_garbage
 from cairn.storage.manifest_store import ManifestStore, Runs
-from cairn.testing.simulation import spark
+from cairn.testing.simulation import simulated_spark
 
 Patch = pytest.MonkeyPatch
 
@@ -184,7 +184,7 @@ def the_working_store_is_ahead_of_the_commit(patch: Patch) -> None:
     write = task._write_delta
 
     def wrapped(uid: str, sections: Any, *more: Any) -> Any:
-        actor = spark.Memory.scheduler.current
+        actor = simulated_spark.Memory.scheduler.current
         for path, backend in (actor.worker.stores if actor is not None else {}).items():
             if path.endswith("values"):
                 backend.apply([changes_of(section) for section in sections], backend.version())

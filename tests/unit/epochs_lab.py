@@ -24,7 +24,7 @@ from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
 from cairn.testing.faults import FaultPlan, FaultyFileSystem
-from cairn.testing.harness import UID, KeyedProcessHarness, LocalCluster, local_compaction
+from cairn.testing.keyed_harness import UID, KeyedProcessHarness, LocalCluster, local_compaction
 
 INPUT = "key string, n bigint"
 OUTPUT = "key string, n bigint"

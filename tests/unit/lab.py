@@ -18,7 +18,7 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import AggregateFunction, KeyedProcessFunction, ReduceFunction
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 BACKENDS = ["hashmap", "lmdb", "rocksdb"]
 Step = Callable[[Any, Any], Any]

@@ -24,7 +24,7 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs
 from cairn.storage.savepoint_folder import SavepointFolder
-from cairn.testing.harness import UID, KeyedProcessHarness
+from cairn.testing.keyed_harness import UID, KeyedProcessHarness
 
 FACTS = JobFacts("harness", "harness", 1)
 COLUMNS = "key string, n bigint"

@@ -18,7 +18,7 @@ from cairn import (
     ValueStateDescriptor,
 )
 from cairn.testing import KeyedProcessHarness, ProcessHarness, TwoInputHarness
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 LIMITS = MapStateDescriptor("limits", "string", "int")
 

@@ -35,8 +35,8 @@ from cairn.runtime import user_errors
 from cairn.runtime.map_functions import SimpleSpec, explained, run_simple
 from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.testing.cluster import Shuffle
-from cairn.testing.inputs import TwoInputHarness
+from cairn.testing.local_cluster import Shuffle
+from cairn.testing.input_harness import TwoInputHarness
 from cairn.view.journal import Journal
 from cairn.quantities import first_line
 

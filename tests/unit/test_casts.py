@@ -16,7 +16,7 @@ import pytest
 from cairn import InvalidInputError, KeyedProcessFunction, UserFunctionError
 from cairn.runtime.batches import OutputBuilder
 from cairn.runtime.aggregations import RunningAggregate
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 NOON = dt.datetime(2026, 1, 2, 12)
 ZONED = NOON.replace(tzinfo=dt.UTC)

@@ -41,7 +41,7 @@ from cairn.storage.manifest_store import ManifestStore, encode_manifest
 from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint
 from cairn.storage.state_file import Section, StateFile
 from cairn.testing.faults import flip_bit
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 replace = msgspec.structs.replace
 

@@ -18,7 +18,7 @@ from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.codec import KeyCodec
 from cairn.storage.state_file import ARROW_STORAGE
-from cairn.testing.harness import arrow_type
+from cairn.testing.keyed_harness import arrow_type
 
 TYPES: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),

@@ -17,7 +17,7 @@ from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs, encode_manifest
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem
-from cairn.testing.harness import LocalCluster
+from cairn.testing.keyed_harness import LocalCluster
 
 
 @pytest.fixture(autouse=True)

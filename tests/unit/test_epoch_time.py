@@ -19,7 +19,7 @@ from cairn.model.descriptors import MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import Manifest
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 SECOND = 1000
 DAY = 86_400 * SECOND

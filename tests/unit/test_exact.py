@@ -18,7 +18,7 @@ from cairn.model.manifest import EpochContext
 from cairn.runtime.tagged_outputs import output_builder
 from cairn.runtime.map_functions import SimpleSpec, run_simple
 from cairn.testing import KeyedProcessHarness
-from cairn.testing.harness import arrow_schema
+from cairn.testing.keyed_harness import arrow_schema
 
 NOON = dt.datetime(2026, 1, 2, 12)
 DAY = dt.date(2026, 1, 2)

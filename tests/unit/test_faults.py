@@ -102,9 +102,9 @@ def test_damage(tmp_path: Path) -> None:
 def test_the_example_in_the_harness_runs() -> None:
     import doctest
 
-    from cairn.testing import harness
+    from cairn.testing import keyed_harness
 
-    found = doctest.testmod(harness)
+    found = doctest.testmod(keyed_harness)
     assert found.attempted >= 3
     assert found.failed == 0
 

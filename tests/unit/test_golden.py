@@ -11,7 +11,7 @@ from tests.golden.make import FOLDER, ROWS, Golden, day, job, wide
 from tests.unit.restoring import restored, shape_of
 
 from cairn.storage.savepoint_folder import verify
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 
 def model() -> dict[tuple[str, int], dict[str, Any]]:

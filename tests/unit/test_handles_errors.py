@@ -27,7 +27,7 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import AggregateFunction, KeyedProcessFunction
 from cairn.runtime.reduce_function import Reduce
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 WRONG: list[tuple[str, Any]] = [
     ("bigint", "5"),

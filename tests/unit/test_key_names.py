@@ -19,7 +19,7 @@ from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
 from cairn.storage.savepoint_folder import read_savepoint
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 ODD = ["my key", "a,b", "order:id", "x(y)", "m<n>", "tick`s", "a, b string", " lead"]
 PLAIN = ["key", "a-b", "größe", "select", "a.b", "struct"]

@@ -14,8 +14,8 @@ import pytest
 from cairn import EpochFailedError, KeyedProcessFunction, ListStateDescriptor, ValueStateDescriptor
 from cairn.api.sinks import FileSink
 from cairn.errors import CorruptFileError
-from cairn.testing import harness
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing import keyed_harness
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 
 class Ledger(KeyedProcessFunction):
@@ -207,7 +207,7 @@ def test_a_committed_epoch_is_published_by_its_own_kind_of_sink() -> None:
     with ledger("hashmap") as lab:
         lab._loop._sinks = [Staged()]
         lab._loop.stop_at = "committed"
-        with pytest.raises(harness._Stopped):
+        with pytest.raises(keyed_harness._Stopped):
             lab._loop.run_epoch([], 0)
         lab._sink = Silent()  # type: ignore[assignment]
         lab.restart()

@@ -29,7 +29,7 @@ from cairn.runtime.reduce_function import Reduce
 from cairn.runtime.map_functions import KeyedSimple, SimpleSpec, run_simple
 from cairn.runtime.row_values import python_values
 from cairn.testing import KeyedProcessHarness, TwoInputHarness, WindowHarness
-from cairn.testing.cluster import arrow_schema, arrow_type, rows_of
+from cairn.testing.local_cluster import arrow_schema, arrow_type, rows_of
 
 CITY = "struct<city:string,at:struct<x:int,y:int>>"
 DEEP = f"struct<home:{CITY},others:array<{CITY}>,named:map<string,{CITY}>,counts:map<struct<x:int,y:int>,array<int>>>"

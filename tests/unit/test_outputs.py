@@ -16,7 +16,7 @@ from cairn.model.output_tags import check_tag
 from cairn.runtime.tagged_outputs import SideSpec, output_builder
 from cairn.runtime.map_functions import SimpleSpec, run_simple
 from cairn.testing import ProcessHarness
-from cairn.testing.harness import arrow_schema
+from cairn.testing.keyed_harness import arrow_schema
 
 MAIN = arrow_schema("user string, total bigint")
 LATE = OutputTag("late", "user string, ts bigint")

@@ -20,7 +20,7 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.snapshots.snapshot import find_rows, open_snapshot
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 
 class Total(KeyedProcessFunction):

@@ -31,7 +31,7 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import Runs, load_identity
 from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint, verify
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from cairn.snapshots.snapshot import as_python, find_rows, open_snapshot
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
 from cairn.storage.savepoint_folder import verify
-from cairn.testing.harness import UID, KeyedProcessHarness
+from cairn.testing.keyed_harness import UID, KeyedProcessHarness
 
 ROWS = [(f"k{n % 23}", n) for n in range(120)]
 

@@ -26,7 +26,7 @@ from cairn.runtime.declared_states import Declared
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.savepoint_folder import encode_savepoint, is_savepoint, read_savepoint, verify
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit
-from cairn.testing.harness import UID, KeyedProcessHarness
+from cairn.testing.keyed_harness import UID, KeyedProcessHarness
 
 
 def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from cairn.storage.manifest_store import ManifestStore
 from cairn.storage.promise_check import broken_promise, check_promises
 from cairn.storage.retrying import Patience, RetryingFileSystem
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness
 from cairn.testing.powerloss import UnsyncedDisk
 
 ALWAYS = 1_000_000

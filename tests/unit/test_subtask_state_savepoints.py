@@ -40,7 +40,7 @@ from cairn.snapshots.difference import verified
 from cairn.snapshots.snapshot import find_rows, first_rows, open_snapshot
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage.savepoint_folder import read_savepoint, verify
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 # Tables.
 

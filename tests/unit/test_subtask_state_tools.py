@@ -24,7 +24,7 @@ from cairn.model.manifest import StateSpec
 from cairn.snapshots.difference import compared
 from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.snapshot import open_snapshot
-from cairn.testing.harness import UID
+from cairn.testing.keyed_harness import UID
 
 # Asking functions.
 

@@ -22,8 +22,8 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
-from cairn.testing.cluster import LocalCluster
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.local_cluster import LocalCluster
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 # A13: initialisation that fails.
 

@@ -11,7 +11,7 @@ from tests.unit.lab import BACKENDS, Lab
 from cairn.errors import InvalidInputError, StateMisuseError
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
-from cairn.testing.harness import KeyedProcessHarness, Timer
+from cairn.testing.keyed_harness import KeyedProcessHarness, Timer
 
 EVENT, PROCESSING = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
 

@@ -23,7 +23,7 @@ from cairn.model.ddl import parse_columns
 from cairn.runtime.windowing.aggregate_operator import AGGREGATES, result_type
 from cairn.runtime.windowing.window_plan import WindowPlan
 from cairn.testing import KeyedProcessHarness, WindowAggregateHarness, WindowHarness
-from cairn.testing.windows import _plan
+from cairn.testing.window_harness import _plan
 
 ROWS = "user string, v bigint, time timestamp"
 LATE = OutputTag("late", ROWS)

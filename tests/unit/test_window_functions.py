@@ -49,7 +49,7 @@ from cairn import (
 from cairn.model.ddl import parse_type
 from cairn.state.section_changes import StateFiles
 from cairn.state.typed_tables import table_schema, to_section, to_table
-from cairn.testing import WindowHarness, windows
+from cairn.testing import WindowHarness, window_harness
 
 
 class Add(ReduceFunction):
@@ -473,7 +473,7 @@ def test_rows_without_time_and_rows_of_the_wrong_type_are_told() -> None:
 
 
 def test_the_example_in_the_harness_does_what_it_says() -> None:
-    found = doctest.testmod(windows)
+    found = doctest.testmod(window_harness)
     assert found.attempted
     assert not found.failed
 

@@ -8,9 +8,9 @@
 """
 
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate
-from cairn.testing.harness import KeyedProcessHarness, Timer
-from cairn.testing.inputs import ProcessHarness, TwoInputHarness
-from cairn.testing.windows import WindowAggregateHarness, WindowHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness, Timer
+from cairn.testing.input_harness import ProcessHarness, TwoInputHarness
+from cairn.testing.window_harness import WindowAggregateHarness, WindowHarness
 
 __all__ = [
     "Crash",

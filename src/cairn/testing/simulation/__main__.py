@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from cairn.testing.simulation.campaign import quiet, run_chunk
-from cairn.testing.simulation.history import EPOCHS, Outcome, simulate
+from cairn.testing.simulation.simulated_history import EPOCHS, Outcome, simulate
 from cairn.testing.simulation.shrink import readable, shrink
 
 _CHUNK = 20

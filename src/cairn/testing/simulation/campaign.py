@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cairn.testing.simulation import system
-from cairn.testing.simulation.history import MEMORY, Outcome, simulate
+from cairn.testing.simulation.simulated_history import MEMORY, Outcome, simulate
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cairn.testing.simulation.choices import Decisions
-from cairn.testing.simulation.history import EPOCHS, Outcome, simulate
+from cairn.testing.simulation.simulated_history import EPOCHS, Outcome, simulate
 
 _TOLD = {"start", "ends", "!!", "create", "delete", "move", "rename", "spark-write"}
 Run = Callable[[Decisions, int, bool], Outcome]

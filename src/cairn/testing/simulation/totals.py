@@ -18,7 +18,7 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import Manifest
 from cairn.runtime.operator_kinds import PROCESS
 from cairn.runtime.keyed_operator import OperatorSpec
-from cairn.testing.cluster import arrow_schema
+from cairn.testing.local_cluster import arrow_schema
 
 UID = "totals"
 GROUPS = 4

@@ -27,8 +27,8 @@ from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
 from cairn.runtime.keyed_operator import InputSpec, OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage.filesystem import FileSystem
-from cairn.testing.cluster import Shuffle, arrow_type, output_of, sides_of
-from cairn.testing.harness import KeyedProcessHarness
+from cairn.testing.local_cluster import Shuffle, arrow_type, output_of, sides_of
+from cairn.testing.keyed_harness import KeyedProcessHarness
 
 _SETTINGS = {"inline_threshold": 20 * 1024, "compaction_chain": 32, "epochs_retained": 10, "show_values": True}
 

@@ -20,7 +20,7 @@ from cairn.model.manifest import EpochContext
 from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.task import run_task
 from cairn.storage.filesystem import FileSystem
-from cairn.testing.cluster import arrow_schema, outputs_of
+from cairn.testing.local_cluster import arrow_schema, outputs_of
 from cairn.testing.simulation.disk import Disk
 from cairn.testing.simulation.scheduler import Crash, Process, Scheduler
 from cairn.testing.simulation.totals import GROUPS, INPUT, Row, operator

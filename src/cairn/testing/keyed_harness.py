@@ -42,7 +42,7 @@ from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.history import open_history
 from cairn.storage.manifest_store import Runs, create_identity, load_identity
-from cairn.testing.cluster import (
+from cairn.testing.local_cluster import (
     Aside,
     LocalCluster,
     Shuffle,

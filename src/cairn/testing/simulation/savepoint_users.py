@@ -24,14 +24,14 @@ from cairn.model.savepoint_records import SavepointMetadata, StateTable
 from cairn.storage import layout
 from cairn.storage.savepoint_folder import decode_savepoint, named_files
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
-from cairn.testing.simulation.model import Committed, Violation
+from cairn.testing.simulation.invariants import Committed, Violation
 from cairn.testing.simulation.scheduler import Process, Thread
-from cairn.testing.simulation.spark import position_of
+from cairn.testing.simulation.simulated_spark import position_of
 from cairn.testing.simulation.totals import State, living, moment_of
 
 if TYPE_CHECKING:
-    from cairn.testing.simulation.driver import Driver
-    from cairn.testing.simulation.history import Job, World
+    from cairn.testing.simulation.simulated_driver import Driver
+    from cairn.testing.simulation.simulated_history import Job, World
 
 DIRECTORY = "/sim/savepoints"
 """All jobs of a history write here, with the same job id and the same request ids."""

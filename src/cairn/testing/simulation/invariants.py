@@ -25,7 +25,7 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.manifest_store import decode_manifest
 from cairn.storage.state_file import StateFile
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
-from cairn.testing.simulation.spark import batch_time_of, decode_rows, position_of
+from cairn.testing.simulation.simulated_spark import batch_time_of, decode_rows, position_of
 from cairn.testing.simulation.totals import UID, Row, Source, State, living, moment_of
 
 _Name = tuple[bytes, str]

@@ -35,14 +35,14 @@ from cairn.storage.checkpoint_store import CheckpointStore, held
 from cairn.storage.manifest_store import Runs
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import SimulatedFileSystem
-from cairn.testing.simulation.model import Declared
-from cairn.testing.simulation.savepoints import SavepointUser, SimulatedBackground, SimulatedSpark
+from cairn.testing.simulation.invariants import Declared
+from cairn.testing.simulation.savepoint_users import SavepointUser, SimulatedBackground, SimulatedSpark
 from cairn.testing.simulation.scheduler import NEVER, Process, Thread
-from cairn.testing.simulation.spark import SOURCE, QueryLog, SimulatedCluster, entry, position_of
+from cairn.testing.simulation.simulated_spark import SOURCE, QueryLog, SimulatedCluster, entry, position_of
 from cairn.testing.simulation.totals import GROUPS, UID, operator
 
 if TYPE_CHECKING:
-    from cairn.testing.simulation.history import Job, World
+    from cairn.testing.simulation.simulated_history import Job, World
 
 
 class Interrupted(Exception):
