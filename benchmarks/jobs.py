@@ -26,10 +26,10 @@ from cairn import (
     TumblingEventTimeWindows,
     ValueStateDescriptor,
 )
-from cairn.spark.arrow_batches import LIFTED
 from cairn.api.data_stream import DataStream
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.runtime.aggregations import running
+from cairn.spark.arrow_batches import LIFTED
 
 PARALLELISM = 2
 GROUPS = 128
@@ -67,8 +67,8 @@ def events_with_entry(bench: Bench) -> DataFrame:
 
 # The limit: cairn's shuffle and transfer to Python and back, nothing in between. Spark runs it with its own settings,
 # as a pipeline has them that somebody writes without cairn. Those that cairn chooses for its queries make Spark itself
-# faster (`spark/arrow_batches.py`); the limit with them, `limit-tuned`, is told beside it. Small epochs are compared with
-# them alone: they make those of Spark itself so much shorter that nothing would be left for cairn to add.
+# faster (`spark/arrow_batches.py`); the limit with them, `limit-tuned`, is shown beside it. Small epochs are compared
+# with them alone: they make those of Spark itself so much shorter that nothing would be left for cairn to add.
 
 
 def _through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

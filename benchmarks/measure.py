@@ -19,8 +19,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn.api.job_handle import JobHandle, JobStatus
-from cairn.spark.cluster import local_session, query_settings
 from cairn.coordinator.epoch_loop import EpochReport
+from cairn.spark.cluster import local_session, query_settings
 
 POLL_SECONDS = 0.2
 

@@ -79,7 +79,6 @@ _HOMES = {
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
-    from cairn.api.state_backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
     from cairn.api.checkpoint_config import (
         CheckpointConfig,
         CheckpointingMode,
@@ -90,21 +89,22 @@ if TYPE_CHECKING:
     )
     from cairn.api.connected_streams import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.data_source import register
+    from cairn.api.data_stream import DataStream
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.job_handle import JobHandle, JobStatus
     from cairn.api.keyed_stream import KeyedStream
     from cairn.api.results import CloseableIterator, DataStreamSink
     from cairn.api.savepoint import Savepoint
     from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
-    from cairn.api.data_stream import DataStream
+    from cairn.api.state_backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
     from cairn.api.windowed_stream import AllWindowedStream, WindowedStream
     from cairn.connectors.delta import DeltaSink
     from cairn.connectors.generated_sources import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
     from cairn.connectors.jdbc import JdbcSink
     from cairn.connectors.kafka import DeliveryGuarantee, KafkaSink
-    from cairn.connectors.target_retry import Retry
     from cairn.connectors.spark_sources import FileSource, KafkaSource, SocketSource
     from cairn.connectors.staging import Staging
+    from cairn.connectors.target_retry import Retry
     from cairn.errors import (
         CairnError,
         CheckpointFailedError,

@@ -30,8 +30,8 @@ from pyspark import SparkContext
 from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result
 
 from cairn import FileSink, JobHandle, JobStatus, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
-from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.coordinator.epoch_loop import EpochLoop
+from cairn.spark.savepoint_writer import SparkSavepoints
 
 
 def once(path: Path) -> bool:

@@ -14,12 +14,12 @@ from tests.kill.test_kill import Trial
 from tests.patience import PATIENCE
 from tests.spark.oracle import Row, expected, numbered_rows
 
-from cairn.restore.restored_epoch import damage
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
+from cairn.restore.restored_epoch import damage
 from cairn.state.section_changes import StateFiles
-from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.chain_merge import compact
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cairn.errors import IncompatibleStateError
 from cairn.model.ddl import parse_type
 from cairn.model.evolution import change
-from cairn.state.typed_columns import arrow_type
 from cairn.state.type_conversion import Conversion
+from cairn.state.typed_columns import arrow_type
 
 _WIDER = {"tinyint": "smallint", "smallint": "int", "int": "bigint", "float": "double"}
 _SCALARS = st.sampled_from(["tinyint", "smallint", "int", "bigint", "float", "double", "string", "date", "boolean"])

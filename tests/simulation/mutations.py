@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.restore import recovery, restored_epoch
-from cairn.job import retention
-from cairn.spark import savepoint_writer
 from cairn.api import sinks
 from cairn.coordinator import compactor, epoch_loop
 from cairn.coordinator.acks import accept
+from cairn.job import retention
 from cairn.model.manifest import Garbage, TaskAck
-from cairn.snapshots import compact_task
+from cairn.restore import recovery, restored_epoch
 from cairn.runtime import task
+from cairn.snapshots import compact_task
+from cairn.spark import savepoint_writer
 from cairn.state import state_table, timers
 from cairn.state.section_changes import changes_of
-from cairn.storage import cleanup, layout
 from cairn.storage import chain_merge as compaction_files
+from cairn.storage import cleanup, layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins, collect, plan_garbage
 from cairn.storage.manifest_store import ManifestStore, Runs

@@ -32,10 +32,10 @@ from cairn import (
     UserFunctionError,
     ValueStateDescriptor,
 )
-from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.coordinator import offset_log
 from cairn.coordinator.compactor import Compactor
 from cairn.model.manifest import DEFER_EPOCHS
+from cairn.restore.source_logs import COMPACT_INTERVAL
 
 pytestmark = pytest.mark.spark
 ship(__name__)

@@ -23,8 +23,8 @@ from cairn import (
     StreamExecutionEnvironment,
     TableSink,
 )
-from cairn.spark import arrow_batches
 from cairn.api.sinks import BaseSink
+from cairn.spark import arrow_batches
 
 pytestmark = pytest.mark.spark
 ship(__name__)

@@ -13,8 +13,8 @@ from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
 from cairn import FileSink, KeyedProcessFunction, NoopSink
 from cairn.errors import CairnError
 from cairn.view.health import health_of
-from cairn.view.journal import Journal
 from cairn.view.job_reader import JobReader
+from cairn.view.journal import Journal
 
 
 class Broken(KeyedProcessFunction):

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from cairn.restore.log_agreement import spark_batches
-from cairn.restore.recovery import recover
 from cairn.config import Settings
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
@@ -19,6 +17,8 @@ from cairn.coordinator.offset_log import LocalOffsets
 from cairn.errors import EpochFailedError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
+from cairn.restore.log_agreement import spark_batches
+from cairn.restore.recovery import recover
 from cairn.snapshots import compact_task
 from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem

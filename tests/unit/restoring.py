@@ -7,10 +7,6 @@ from typing import Any
 
 import msgspec
 
-from cairn.spark.state_mover import LocalMover, Mover
-from cairn.restore.origin import note_taken
-from cairn.restore.restore_plan import JobShape
-from cairn.restore.recovery import Recovered, Restorer, recover
 from cairn.config import Settings
 from cairn.coordinator.ports import JobFacts
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
@@ -18,6 +14,10 @@ from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint_records import SavepointMetadata
+from cairn.restore.recovery import Recovered, Restorer, recover
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.snapshot_origin import note_taken
+from cairn.restore.state_move import LocalMover, Mover
 from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.table_tasks import TableWork, assembled, write_tables
 from cairn.storage.checkpoint_store import CheckpointStore

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cairn import ForeachEpochSink, NoopSink
-from cairn.spark import arrow_batches
-from cairn.spark.arrow_batches import BYTES, LIFTED, LIMITED_ROWS, NARROW, ROWS, ArrowBatches
 from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics
+from cairn.spark import arrow_batches
+from cairn.spark.arrow_batches import BYTES, LIFTED, LIMITED_ROWS, NARROW, ROWS, ArrowBatches
 
 
 class Conf(dict[str, str]):

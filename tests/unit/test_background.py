@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.patience import until
 
-from cairn.spark.background_tasks import Background
 from cairn.coordinator.compactor import ranges_of
 from cairn.model.manifest import OperatorState, StateHandle
+from cairn.spark.background_tasks import Background
 
 
 class FakeContext:

@@ -16,7 +16,6 @@ from tests.unit.restoring import harness
 from tests.unit.test_web_rest import client_of, get
 from tests.unit.webjob import EVIL, JOB, UID, make_job
 
-from cairn.job.publisher import failure_facts
 from cairn.errors import (
     CairnError,
     CorruptFileError,
@@ -26,19 +25,20 @@ from cairn.errors import (
     UserFunctionError,
     from_traceback,
 )
+from cairn.job.publisher import failure_facts
 from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.model.process_functions import KeyedCoProcessFunction
+from cairn.quantities import first_line
 from cairn.runtime import user_errors
 from cairn.runtime.map_functions import SimpleSpec, explained, run_simple
 from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.testing.local_cluster import Shuffle
 from cairn.testing.input_harness import TwoInputHarness
+from cairn.testing.local_cluster import Shuffle
 from cairn.view.journal import Journal
-from cairn.quantities import first_line
 
 HELPER = """
 import json

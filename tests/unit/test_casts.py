@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from cairn import InvalidInputError, KeyedProcessFunction, UserFunctionError
-from cairn.runtime.batches import OutputBuilder
 from cairn.runtime.aggregations import RunningAggregate
+from cairn.runtime.batches import OutputBuilder
 from cairn.testing.keyed_harness import KeyedProcessHarness
 
 NOON = dt.datetime(2026, 1, 2, 12)

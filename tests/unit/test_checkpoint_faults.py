@@ -15,14 +15,13 @@ from tests.unit.coordinating import Clock, Runner, World, manifest
 from typer.testing import CliRunner
 
 from cairn.api.job_handle import JobHandle
-from cairn.spark.task_progress import between_ends
 from cairn.cli.main import app
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.ports import JobFacts
 from cairn.coordinator.restart_policy import RestartPolicy
-from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.errors import (
     CheckpointFailedError,
     CorruptFileError,
@@ -33,6 +32,7 @@ from cairn.errors import (
 )
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
+from cairn.spark.task_progress import between_ends
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, held
 from cairn.storage.cleanup import collect, plan_garbage

@@ -18,11 +18,6 @@ from tests.unit.test_cli_state import call
 from tests.unit.test_restore_savepoint_faults import Pickled
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
-from cairn.restore.origin import made_here
-from cairn.restore.restore_plan import JobShape
-from cairn.restore.recovery import Recovered, plan_restore, recover
-from cairn.restore.restored_epoch import damage, newest_intact
-from cairn.snapshots.restorable import find, of_checkpoint
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import Retained
@@ -31,7 +26,12 @@ from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.types import Storage
+from cairn.restore.recovery import Recovered, plan_restore, recover
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.restored_epoch import damage, newest_intact
+from cairn.restore.snapshot_origin import made_here
 from cairn.snapshots.difference import verified
+from cairn.snapshots.restorable import find, of_checkpoint
 from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import record_file, regular_files, state_file
 from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint, encode_checkpoint

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.coordinating import World, manifest
 
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
-from cairn.coordinator.ports import JobFacts
 from cairn.coordinator.checkpoint_statistics import Insight, by_subtask, operator_stats
+from cairn.coordinator.ports import JobFacts
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import OperatorState, TaskMetrics
 from cairn.view import job_documents

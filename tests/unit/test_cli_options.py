@@ -18,12 +18,12 @@ from tests.patience import PATIENCE
 from tests.unit.test_cli import cairn, environment, job, listen_to_interrupts
 from tests.unit.webjob import make_job
 
-from cairn.job import events
 from cairn.cli.common import arranged
-from cairn.cli.run_events import RunEvents
 from cairn.cli.output import Output, problem_document
+from cairn.cli.run_events import RunEvents
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.errors import UserFunctionError
+from cairn.job import events
 
 PROBLEM = {"type", "title", "detail", "code", "remedy", "exit_code", "location", "cause"}
 

@@ -14,8 +14,6 @@ from tests.unit.test_restore_savepoint import RENAMES, ROWS, New, Old
 from tests.unit.test_savepoint_coordinator import World
 from typer.testing import CliRunner
 
-from cairn.restore.restore_plan import make_plan
-from cairn.snapshots.restorable import find
 from cairn.cli.main import app
 from cairn.cli.output import Output
 from cairn.cli.plan_command import show
@@ -24,6 +22,8 @@ from cairn.coordinator import control as control_module
 from cairn.coordinator.control import Control
 from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.restore.restore_plan import make_plan
+from cairn.snapshots.restorable import find
 from cairn.storage.manifest_store import create_identity
 
 

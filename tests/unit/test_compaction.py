@@ -15,8 +15,8 @@ from cairn.coordinator.compactor import Compactor
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, StateSpec
 from cairn.model.types import Storage
-from cairn.state.section_changes import changes_of
 from cairn.state.memory_backend import MemoryBackend
+from cairn.state.section_changes import changes_of
 from cairn.storage import chain_merge, state_file
 from cairn.storage.chain_merge import compact, merged
 from cairn.storage.state_file import ARROW_STORAGE, Section, StateFile, sorted_table

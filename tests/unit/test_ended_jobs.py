@@ -16,18 +16,18 @@ from tests.unit.test_web_rest import BEARER, client_of, get, post
 from tests.unit.webjob import EVIL, JOB, UID, info, make_job
 from typer.testing import CliRunner
 
-from cairn.job.publisher import settings_facts
 from cairn.cli.main import app
 from cairn.config import CheckpointSettings, Settings
 from cairn.coordinator import control
 from cairn.errors import CairnError, CheckpointFailedError
+from cairn.job.publisher import settings_facts
 from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.health import health_of
-from cairn.view.journal import Event, Journal, SubtaskLoad
 from cairn.view.job_reader import JobReader
 from cairn.view.job_view import JobView
+from cairn.view.journal import Event, Journal, SubtaskLoad
 from cairn.view.state_browser import skew_of
 
 

@@ -15,8 +15,8 @@ from cairn.model.ddl import parse_type
 from cairn.model.descriptors import MapStateDescriptor, ValueStateDescriptor
 from cairn.model.evolution import both_schemas, change, compare
 from cairn.model.manifest import StateSpec
-from cairn.state.typed_columns import arrow_type
 from cairn.state.type_conversion import Conversion, pack_default
+from cairn.state.typed_columns import arrow_type
 
 ALLOWED = [
     ("tinyint", "smallint"), ("tinyint", "bigint"), ("smallint", "int"), ("int", "bigint"),

@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 from cairn import CollectionSource, InvalidInputError, KeyedProcessFunction, UserFunctionError
 from cairn.connectors.generated_sources import _as_row
 from cairn.model.manifest import EpochContext
-from cairn.runtime.tagged_outputs import output_builder
 from cairn.runtime.map_functions import SimpleSpec, run_simple
+from cairn.runtime.tagged_outputs import output_builder
 from cairn.testing import KeyedProcessHarness
 from cairn.testing.keyed_harness import arrow_schema
 

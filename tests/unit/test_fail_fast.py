@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cairn.spark.fail_fast import as_reason, is_lasting
 from cairn.errors import (
     CairnError,
     CorruptFileError,
@@ -18,6 +17,7 @@ from cairn.errors import (
     UserFunctionError,
     from_traceback,
 )
+from cairn.spark.fail_fast import as_reason, is_lasting
 
 
 @pytest.mark.parametrize("kind", [UserFunctionError, StateTypeError, StateMisuseError, IncompatibleStateError])

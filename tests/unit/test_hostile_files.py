@@ -18,21 +18,21 @@ from starlette.testclient import TestClient
 from tests.unit.test_web_rest import client_of
 from tests.unit.webjob import JOB, UID, make_job
 
-from cairn.restore.spark_logs import read_log
 from cairn.cli import checkpoint_commands, snapshot_commands, state_queries
 from cairn.cli.list_command import list_jobs
 from cairn.cli.output import Output
 from cairn.coordinator.control import ask
 from cairn.coordinator.offset_log import LocalOffsets
 from cairn.errors import CairnError, CorruptFileError, FencedError
+from cairn.restore.spark_logs import read_log
 from cairn.state import local_stores
 from cairn.storage import layout, regular_files, running_jobs
 from cairn.storage.filesystem import LocalFileSystem, sync
 from cairn.storage.manifest_store import Runs, load_identity
 from cairn.storage.savepoint_folder import mapped, read_savepoint
 from cairn.storage.state_file import StateFile
-from cairn.view.journal import Journal
 from cairn.view.job_reader import JobReader
+from cairn.view.journal import Journal
 
 SECONDS = 15
 ROOM = 1 << 30

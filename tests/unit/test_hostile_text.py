@@ -31,9 +31,9 @@ from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, Fai
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.text import printable
+from cairn.view.job_reader import JobReader
 from cairn.view.journal import Journal
 from cairn.view.notebook_html import job_html, sparkline, table
-from cairn.view.job_reader import JobReader
 from cairn.web import security
 from cairn.web.web_options import WebOptions
 

@@ -13,10 +13,10 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness
 from tests.unit.webjob import Totals
 
+from cairn.errors import CheckpointFailedError
 from cairn.job import interrupts as interrupts_module
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.interrupts import interrupts, wind_down
-from cairn.errors import CheckpointFailedError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 
 

@@ -12,18 +12,18 @@ import pytest
 from tests.unit import coordinating
 from tests.unit.epochs_lab import EPOCHS, World
 
-from cairn.restore.log_agreement import output_is_published
-from cairn.restore.recovery import _newest
-from cairn.job.retention import discard_all
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
+from cairn.job.retention import discard_all
 from cairn.model.manifest import Manifest
+from cairn.restore.log_agreement import output_is_published
+from cairn.restore.recovery import _newest
 from cairn.storage import layout
-from cairn.storage.run_bases import Base, record_base
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.run_bases import Base, record_base
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
-from cairn.snapshots.restorable import Snapshot, StoredOperator
 from cairn.config import Settings
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata
+from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
 from cairn.snapshots import snapshot
+from cairn.snapshots.restorable import Snapshot, StoredOperator
 from cairn.state.typed_tables import table_schema
 from cairn.storage.filesystem import LocalFileSystem
 
@@ -64,9 +64,9 @@ def test_readers_allow_pickles_in_the_same_way() -> None:
         operators[uid] = snapshot.SnapshotOperator(
             uid, uid, 1, "k string", {state: snapshot.SnapshotState(spec, columns, schema, None)}
         )
-    snapshot = snapshot.Snapshot("sp", metadata, operators)
-    assert snapshot.pickles_allowed(snapshot, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
+    savepoint = snapshot.Snapshot("sp", metadata, operators)
+    assert snapshot.pickles_allowed(savepoint, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
     with pytest.raises(InvalidInputError, match=r"'a.b.c' may mean"):
-        snapshot.pickles_allowed(snapshot, ["a.b.c"])
+        snapshot.pickles_allowed(savepoint, ["a.b.c"])
     with pytest.raises(NotFoundError, match=r"has a/b.c, a.b/c, plain.state"):
-        snapshot.pickles_allowed(snapshot, ["other"])
+        snapshot.pickles_allowed(savepoint, ["other"])

@@ -25,8 +25,8 @@ from cairn import (
 from cairn.model.ddl import parse_type
 from cairn.model.manifest import EpochContext
 from cairn.runtime.join_functions import HistoryJoin, IntervalJoin
-from cairn.runtime.reduce_function import Reduce
 from cairn.runtime.map_functions import KeyedSimple, SimpleSpec, run_simple
+from cairn.runtime.reduce_function import Reduce
 from cairn.runtime.row_values import python_values
 from cairn.testing import KeyedProcessHarness, TwoInputHarness, WindowHarness
 from cairn.testing.local_cluster import arrow_schema, arrow_type, rows_of

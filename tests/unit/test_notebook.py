@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.unit.webjob import EVIL, JOB, START, info, make_job
 
-from cairn.view.plots import plot
 from cairn.api.savepoint import Savepoint
 from cairn.errors import InvalidInputError
 from cairn.snapshots.snapshot import open_snapshot
-from cairn.view.notebook_html import ROWS, Checkpoints, job_html, sparkline, table
 from cairn.view.job_reader import JobReader
+from cairn.view.notebook_html import ROWS, Checkpoints, job_html, sparkline, table
+from cairn.view.plots import plot
 
 
 @pytest.fixture(scope="module")

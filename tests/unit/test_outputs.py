@@ -13,8 +13,8 @@ import pytest
 from cairn import CheckpointedFunction, InvalidInputError, OutputTag, ProcessFunction, Types, UserFunctionError
 from cairn.model.manifest import EpochContext
 from cairn.model.output_tags import check_tag
-from cairn.runtime.tagged_outputs import SideSpec, output_builder
 from cairn.runtime.map_functions import SimpleSpec, run_simple
+from cairn.runtime.tagged_outputs import SideSpec, output_builder
 from cairn.testing import ProcessHarness
 from cairn.testing.keyed_harness import arrow_schema
 

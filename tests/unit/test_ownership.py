@@ -12,18 +12,18 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_recovery_logs import Sum, run, start, tell_spark, total
 
-from cairn.restore import restored_epoch as restoring
-from cairn.restore.restored_epoch import damage
 from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, StateHandle
+from cairn.restore import restored_epoch as restoring
+from cairn.restore.restored_epoch import damage
 from cairn.state.section_changes import StateFiles
 from cairn.storage import state_file
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs, load_identity
-from cairn.storage.state_owner import Place, StateOwner, Writer
 from cairn.storage.state_file import StateFile
+from cairn.storage.state_owner import Place, StateOwner, Writer
 
 UID = "tested"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from cairn.errors import CorruptFileError
 from cairn.restore.planned_epoch import complete_plan
 from cairn.restore.source_logs import TICKS, again
-from cairn.errors import CorruptFileError
 
 FILE = "FileSource[/in]"
 NOW = 5_000

@@ -20,8 +20,8 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import StateSpec
-from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.declared_states import declared_states
+from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.reduce_function import Reduce
 
 

@@ -16,16 +16,16 @@ from tests.unit.restoring import checkpoint_of, harness, newest, restored, savep
 
 import cairn.restore.restored_epoch as restoring
 from cairn import KeyedProcessFunction, ValueStateDescriptor
-from cairn.job.failure_causes import note_damage
-from cairn.restore.restore_plan import JobShape
-from cairn.restore.recovery import Recovered, recover
-from cairn.restore.source_logs import TICKS, again, build_spark_folder, moved_sources
-from cairn.restore.spark_logs import read_log, sealed
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import Retained
 from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InvalidInputError, StorageError
+from cairn.job.failure_causes import note_damage
 from cairn.model.manifest import Manifest, gave_up
+from cairn.restore.recovery import Recovered, recover
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.source_logs import TICKS, again, build_spark_folder, moved_sources
+from cairn.restore.spark_logs import read_log, sealed
 from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore

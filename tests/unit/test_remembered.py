@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from cairn import RestartStrategies, StreamExecutionEnvironment
 from cairn.api.checkpoint_config import CheckpointConfig
-from cairn.job.idle_start import NothingNew, tell_end
-from cairn.restore.recovery import Recovered
-from cairn.job.start_configuration import announce_discards, recall
-from cairn.job.retention import discard_all
 from cairn.cli.main import app
 from cairn.config import OPTIONS, CheckpointSettings, RememberedOption, Settings, parse, with_options
 from cairn.config.remembered_options import REMEMBERED, recalled, value_of
 from cairn.errors import InvalidInputError
+from cairn.job.idle_start import NothingNew, tell_end
+from cairn.job.retention import discard_all
+from cairn.job.start_configuration import announce_discards, recall
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.restore.recovery import Recovered
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, create_identity

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cairn.restore.restored_epoch import damage, restore
-from cairn.snapshots.restorable import find, of_checkpoint
-from cairn.restore.source_logs import copy_source, positions_of
 from cairn.errors import CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_key
+from cairn.restore.restored_epoch import damage, restore
+from cairn.restore.source_logs import copy_source, positions_of
+from cairn.snapshots.restorable import find, of_checkpoint
 from cairn.storage import state_file
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs

@@ -14,17 +14,17 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_restore_savepoint import ROWS, Old
 
-from cairn.restore.ownership import claim, release_claims
-from cairn.spark.state_mover import LocalMover
-from cairn.restore.restore_plan import JobShape
-from cairn.restore.recovery import Recovered, plan_restore, recover
-from cairn.restore.restored_epoch import next_epoch
-from cairn.snapshots.restorable import find
-from cairn.restore.source_logs import match_sources, source_name
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import Retained
 from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
+from cairn.restore.claims import claim, release_claims
+from cairn.restore.recovery import Recovered, plan_restore, recover
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.restored_epoch import next_epoch
+from cairn.restore.source_logs import match_sources, source_name
+from cairn.restore.state_move import LocalMover
+from cairn.snapshots.restorable import find
 from cairn.snapshots.snapshot import open_snapshot, retained
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore

@@ -13,8 +13,6 @@ import pytest
 from tests.unit.restoring import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
 from tests.unit.test_restore_savepoint import ROWS, Old, check_same, model, run_old
 
-from cairn.spark.state_mover import LocalMover
-from cairn.restore.restore_plan import JobShape
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import (
     ListStateDescriptor,
@@ -22,6 +20,8 @@ from cairn.model.descriptors import (
     ValueStateDescriptor,
 )
 from cairn.model.functions import KeyedProcessFunction
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.state_move import LocalMover
 from cairn.runtime.declared_states import Declared
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.savepoint_folder import encode_savepoint, is_savepoint, read_savepoint, verify

@@ -14,8 +14,8 @@ from tests.unit import coordinating
 from tests.unit.coordinating import manifest
 
 from cairn.coordinator.control import Control, ask
-from cairn.coordinator.ports import WrittenSavepoint
 from cairn.coordinator.pending_checkpoint import SavepointOrder
+from cairn.coordinator.ports import WrittenSavepoint
 from cairn.errors import CheckpointFailedError, StorageError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.test_savepoint_tables import load, make_job, make_savepoint, rewrite, vouch
 
-from cairn.restore.source_logs import copy_source, positions_of
 from cairn.errors import (
     CairnError,
     CorruptFileError,
@@ -32,6 +31,7 @@ from cairn.model.ddl import parse_type
 from cairn.model.limits import wrong_type
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint_records import SavepointMetadata, SourceFile
+from cairn.restore.source_logs import copy_source, positions_of
 from cairn.snapshots.difference import verified
 from cairn.snapshots.snapshot import find_rows, open_snapshot
 from cairn.storage import savepoint_folder

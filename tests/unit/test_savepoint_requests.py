@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from tests.unit.coordinating import manifest
 
-from cairn.spark.savepoint_writer import SparkSavepoints, savepoint_path
-from cairn.coordinator.ports import JobFacts
 from cairn.coordinator.pending_checkpoint import SavepointOrder
+from cairn.coordinator.ports import JobFacts
 from cairn.errors import InvalidInputError
 from cairn.model.savepoint_records import SavepointMetadata
+from cairn.spark.savepoint_writer import SparkSavepoints, savepoint_path
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import create_identity
 from cairn.storage.savepoint_folder import SavepointFolder, read_savepoint

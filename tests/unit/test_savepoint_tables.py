@@ -23,6 +23,7 @@ from cairn.model.ddl import parse_columns
 from cairn.model.keygroups import KeyGroupRange, key_group
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator
+from cairn.snapshots.snapshot import find_rows, first_rows, open_snapshot
 from cairn.snapshots.table_tasks import (
     LoadWork,
     TableWork,
@@ -32,7 +33,6 @@ from cairn.snapshots.table_tasks import (
     table_rows,
     write_tables,
 )
-from cairn.snapshots.snapshot import find_rows, first_rows, open_snapshot
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import savepoint_folder, savepoint_parquet
 from cairn.storage.chain_merge import groups_of, write_snapshot

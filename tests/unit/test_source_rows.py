@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from cairn.spark.task_progress import SourceRows, places_of
 from cairn.restore.source_logs import again
+from cairn.spark.task_progress import SourceRows, places_of
 
 
 @dataclass

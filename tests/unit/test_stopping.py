@@ -15,13 +15,13 @@ from tests.unit.restoring import checkpoint_of, harness, restored, savepoint_of,
 from tests.unit.test_restore_savepoint import ROWS, Old
 from tests.unit.test_savepoint_coordinator import World
 
-from cairn.restore.ownership import release_claims
-from cairn.job.epoch_gate import EpochGate
-from cairn.spark.savepoint_writer import savepoint_path
-from cairn.restore.source_logs import TICKS, again, copy_sources, folders, lost_files, match_sources, rearranged
-from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
 from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidInputError
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
+from cairn.restore.claims import release_claims
+from cairn.restore.source_logs import TICKS, again, copy_sources, folders, lost_files, match_sources, rearranged
+from cairn.spark.savepoint_writer import savepoint_path
 from cairn.storage.filesystem import LocalFileSystem
 
 

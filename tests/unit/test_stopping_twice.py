@@ -12,11 +12,11 @@ from tests.patience import PATIENCE
 from tests.unit.test_savepoint_coordinator import World
 from tests.unit.test_stopping import Loop, served, stopped
 
+from cairn.coordinator.pending_checkpoint import SavepointOrder
+from cairn.errors import CheckpointFailedError
 from cairn.job import stopping
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.stopping import stop
-from cairn.coordinator.pending_checkpoint import SavepointOrder
-from cairn.errors import CheckpointFailedError
 
 
 class Stopping:

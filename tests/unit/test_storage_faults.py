@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from tests.unit.epochs_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 
-from cairn.restore.restored_epoch import damage
 from cairn.coordinator import compactor as compaction_module
 from cairn.errors import CorruptFileError, StorageError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
+from cairn.restore.restored_epoch import damage
 from cairn.state import working_store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep

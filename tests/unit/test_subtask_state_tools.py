@@ -21,8 +21,8 @@ from cairn import (
     MapStateDescriptor,
 )
 from cairn.model.manifest import StateSpec
-from cairn.snapshots.difference import compared
 from cairn.runtime.declared_states import declared_states
+from cairn.snapshots.difference import compared
 from cairn.snapshots.snapshot import open_snapshot
 from cairn.testing.keyed_harness import UID
 

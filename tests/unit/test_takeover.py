@@ -11,14 +11,14 @@ import pytest
 from tests.patience import PATIENCE
 from tests.unit.coordinating import World
 
-from cairn.job import failure_causes
 from cairn.api.job_handle import JobHandle, JobStatus
-from cairn.spark.savepoint_writer import SparkSavepoints, _Writing
 from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch
 from cairn.coordinator.ports import JobFacts
 from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import CairnError, EpochFailedError, FencedError
+from cairn.job import failure_causes
+from cairn.spark.savepoint_writer import SparkSavepoints, _Writing
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import Runs

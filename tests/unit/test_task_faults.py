@@ -14,16 +14,16 @@ import pytest
 from tests.patience import PATIENCE
 from tests.unit.epochs_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 
-from cairn.restore.recovery import recover
 from cairn.config import Settings
 from cairn.errors import CairnError, InvalidInputError, UserFunctionError
+from cairn.restore.recovery import recover
 from cairn.state import working_store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
-from cairn.testing.local_cluster import LocalCluster
 from cairn.testing.keyed_harness import KeyedProcessHarness
+from cairn.testing.local_cluster import LocalCluster
 
 # A13: initialisation that fails.
 

@@ -16,11 +16,11 @@ from tests.unit.webjob import EVIL, UID, make_job
 from cairn import OutputTag
 from cairn.spark import graph_facts
 from cairn.spark.stream_graph import Derived, Function, Given, Node
+from cairn.view.job_graph import Link, Vertex, graph_of
 from cairn.view.job_reader import JobReader
 from cairn.view.job_view import JobView
-from cairn.view.job_graph import Link, Vertex, graph_of
-from cairn.web.graph_svg import graph, source_words
 from cairn.web.graph_layout import Layout, arrange
+from cairn.web.graph_svg import graph, source_words
 
 
 def given(*names: str) -> Given:

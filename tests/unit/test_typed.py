@@ -19,8 +19,8 @@ from cairn.model.keygroups import key_group
 from cairn.model.manifest import StateSpec
 from cairn.model.types import Storage
 from cairn.state import codec
-from cairn.state.typed_columns import arrow_type, is_pickled
 from cairn.state.key_hashing import key_groups
+from cairn.state.typed_columns import arrow_type, is_pickled
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage.state_file import ARROW_STORAGE, Section, sorted_table
 

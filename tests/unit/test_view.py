@@ -21,10 +21,10 @@ from cairn.storage.checkpoint_store import CheckpointStore, Totals
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import job_documents, state_browser
 from cairn.view.health import health_of
-from cairn.view.journal import EpochRecorder, Event, Journal
+from cairn.view.job_graph import Link, Vertex
 from cairn.view.job_lives import Lives, lives_of, next_life
 from cairn.view.job_reader import JobReader, end_of, find_readers, no_such_job, spread
-from cairn.view.job_graph import Link, Vertex
+from cairn.view.journal import EpochRecorder, Event, Journal
 
 
 @pytest.fixture(scope="module")

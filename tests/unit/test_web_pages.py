@@ -17,12 +17,12 @@ from starlette.testclient import TestClient
 from tests.unit.test_web_rest import client_of
 from tests.unit.webjob import JOB, START, UID, info, make_job
 
+from cairn import quantities
 from cairn.config import WebSettings
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.ddl import parse_type
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn import quantities
 from cairn.view.job_reader import JobReader
 from cairn.view.state_browser import get_command
 from cairn.web import charts, driver_server, graph_svg

@@ -7,10 +7,8 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 
-from cairn.api.keyed_stream import KeyedStream
-from cairn.spark.operator_plan import arrow_schema_of, check_pickles, event_time_of, output_type_of, run_operator, two_inputs
-from cairn.spark.cluster import refuse_native_state
 from cairn.api.data_stream import DataStream, Declared, Key, function_name, is_function_key, slug
+from cairn.api.keyed_stream import KeyedStream
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import MapStateDescriptor
 from cairn.model.process_functions import (
@@ -22,9 +20,18 @@ from cairn.model.process_functions import (
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import CoFlatMapFunction, CoMapFunction
 from cairn.model.types import DataType
-from cairn.runtime.operator_kinds import BROADCAST, CO
 from cairn.runtime.keyed_operator import InputSpec, OperatorSpec
 from cairn.runtime.map_functions import CoSimple
+from cairn.runtime.operator_kinds import BROADCAST, CO
+from cairn.spark.cluster import refuse_native_state
+from cairn.spark.operator_plan import (
+    arrow_schema_of,
+    check_pickles,
+    event_time_of,
+    output_type_of,
+    run_operator,
+    two_inputs,
+)
 
 Side = DataStream | KeyedStream
 

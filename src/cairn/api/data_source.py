@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.spark.snapshot_frames import spark_schema
 from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.snapshots.snapshot import FileRows, Snapshot, SnapshotState, open_snapshot, ranges, retained
+from cairn.spark.snapshot_frames import spark_schema
 
 _PIECES = 16
 _OPTIONS = ("path", "uid", "state", "checkpoints")

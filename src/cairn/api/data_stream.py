@@ -11,8 +11,23 @@ from typing import TYPE_CHECKING, Any, overload
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructField, StructType
 
+from cairn.api.results import CloseableIterator, Collect, DataStreamSink, PrintToStdout
+from cairn.api.sinks import BaseSink
+from cairn.errors import InvalidInputError
+from cairn.model.ddl import as_type
+from cairn.model.descriptors import Time
+from cairn.model.functions import KeyedProcessFunction
+from cairn.model.output_tags import OutputTag
+from cairn.model.process_functions import CheckpointedFunction, ProcessFunction
+from cairn.model.pyflink_names import PyFlinkNames
+from cairn.model.simple_functions import FilterFunction, FlatMapFunction, KeySelector, MapFunction
+from cairn.model.types import DataType
+from cairn.runtime.batches import GROUP_COLUMN
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.map_functions import SimpleSpec, method_of
+from cairn.runtime.operator_kinds import PLAIN
+from cairn.spark.cluster import SimpleTask, refuse_native_state
 from cairn.spark.event_time import checked_watermark, refuse_no_time, refuse_second_watermark, with_watermark
-from cairn.spark.stream_graph import Derived, Function, Given, Node, Output, functions_of
 from cairn.spark.operator_plan import (
     OutputType,
     arrow_schema_of,
@@ -27,22 +42,7 @@ from cairn.spark.operator_plan import (
     side_specs,
     to_subtasks,
 )
-from cairn.api.results import CloseableIterator, Collect, DataStreamSink, PrintToStdout
-from cairn.api.sinks import BaseSink
-from cairn.spark.cluster import SimpleTask, refuse_native_state
-from cairn.errors import InvalidInputError
-from cairn.model.ddl import as_type
-from cairn.model.descriptors import Time
-from cairn.model.functions import KeyedProcessFunction
-from cairn.model.output_tags import OutputTag
-from cairn.model.process_functions import CheckpointedFunction, ProcessFunction
-from cairn.model.pyflink_names import PyFlinkNames
-from cairn.model.simple_functions import FilterFunction, FlatMapFunction, KeySelector, MapFunction
-from cairn.model.types import DataType
-from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.operator_kinds import PLAIN
-from cairn.runtime.keyed_operator import OperatorSpec
-from cairn.runtime.map_functions import SimpleSpec, method_of
+from cairn.spark.stream_graph import Derived, Function, Given, Node, Output, functions_of
 from cairn.state.codec import check_key_type
 
 if TYPE_CHECKING:

@@ -14,31 +14,41 @@ from typing import Any, ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn import config as configuration
-from cairn.spark.arrow_batches import ArrowBatches
-from cairn.spark.final_frame import final_frame, with_ticks
-from cairn.api.state_backends import BackendChoice
-from cairn.spark.background_tasks import Background
 from cairn.api.checkpoint_config import CheckpointConfig, CheckpointingMode
-from cairn.spark.run_wiring import make_coordinator
 from cairn.api.data_source import register
-from cairn.job.job_directory import driver_directory, jobmanager_directory, sweep_leftovers
-from cairn.spark.event_time import refuse_second_watermark
-from cairn.spark.fail_fast import FailFast
-from cairn.spark.stream_graph import Function, forget_frames, hidden_functions
+from cairn.api.data_stream import DataStream
 from cairn.api.job_handle import JobHandle
-from cairn.spark.state_mover import SparkMover
-from cairn.job.idle_start import NothingNew, tell_start
-from cairn.restore.planned_epoch import complete_plan
-from cairn.restore.restore_plan import JobShape, RestorePlan
-from cairn.spark.function_probe import probe
-from cairn.spark.task_progress import SourceRows
-from cairn.job.publisher import Publisher
-from cairn.restore.recovery import Recovered, Restorer, plan_restore, recover
-from cairn.job.start_configuration import announce_discards, recall
-from cairn.job.actions import actions_of
 from cairn.api.sinks import BaseSink, TableSink
-from cairn.snapshots.restorable import find
+from cairn.api.state_backends import BackendChoice
+from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
+from cairn.config.remembered_options import restart_keys
+from cairn.connectors.spark_sources import FileSource, Source
+from cairn.coordinator.compactor import Compactor
+from cairn.coordinator.control import CheckpointThread, Control, RunWatch
+from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
+from cairn.coordinator.epoch_time import TimeKeeper
+from cairn.coordinator.offset_log import LocalOffsets
+from cairn.coordinator.restart_policy import RestartPolicy
+from cairn.errors import InvalidInputError, NotFoundError
+from cairn.job.actions import actions_of
+from cairn.job.idle_start import NothingNew, tell_start
+from cairn.job.job_directory import driver_directory, jobmanager_directory, sweep_leftovers
+from cairn.job.publisher import Publisher
+from cairn.job.start_configuration import announce_discards, recall
+from cairn.job.stopping import tell_of_unfinished_stops
+from cairn.logs import get_logger
+from cairn.model import keygroups
+from cairn.model.ddl import key_ddl
+from cairn.model.descriptors import Time
+from cairn.model.pyflink_names import PyFlinkNames
+from cairn.restore.planned_epoch import complete_plan
+from cairn.restore.recovery import Recovered, Restorer, plan_restore, recover
+from cairn.restore.restore_plan import JobShape, RestorePlan
 from cairn.restore.source_logs import COLLECTION, COMPACT_INTERVAL, TICKS, is_again
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.snapshots.restorable import find
+from cairn.spark.arrow_batches import ArrowBatches
+from cairn.spark.background_tasks import Background
 from cairn.spark.cluster import (
     SparkCluster,
     collector,
@@ -48,26 +58,16 @@ from cairn.spark.cluster import (
     refuse_native_state,
     source_names,
 )
-from cairn.job.stopping import tell_of_unfinished_stops
-from cairn.api.data_stream import DataStream
+from cairn.spark.event_time import refuse_second_watermark
+from cairn.spark.fail_fast import FailFast
+from cairn.spark.final_frame import final_frame, with_ticks
+from cairn.spark.function_probe import probe
 from cairn.spark.graph_facts import topology
+from cairn.spark.run_wiring import make_coordinator
+from cairn.spark.state_mover import SparkMover
+from cairn.spark.stream_graph import Function, forget_frames, hidden_functions
+from cairn.spark.task_progress import SourceRows
 from cairn.spark.worker_check import check_workers
-from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
-from cairn.config.remembered_options import restart_keys
-from cairn.connectors.spark_sources import FileSource, Source
-from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.control import CheckpointThread, Control, RunWatch
-from cairn.coordinator.epoch_time import TimeKeeper
-from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
-from cairn.coordinator.offset_log import LocalOffsets
-from cairn.coordinator.restart_policy import RestartPolicy
-from cairn.errors import InvalidInputError, NotFoundError
-from cairn.logs import get_logger
-from cairn.model import keygroups
-from cairn.model.ddl import key_ddl
-from cairn.model.descriptors import Time
-from cairn.model.pyflink_names import PyFlinkNames
-from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, held
@@ -231,7 +231,9 @@ class StreamExecutionEnvironment(PyFlinkNames):
         Functions are given single values as they are: `env.from_collection([1, 2, 3]).map(lambda v: v + 1)`. In the
         stream's `df` they are a column `value`.
         """
-        from cairn.connectors.generated_sources import CollectionSource  # its base classes cost the start of every worker
+        from cairn.connectors.generated_sources import (
+            CollectionSource,  # its base classes cost the start of every worker
+        )
 
         return self.from_source(CollectionSource(collection, type_info, rows_per_epoch))
 

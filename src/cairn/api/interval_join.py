@@ -7,9 +7,8 @@ from typing import Any
 from pyspark.sql.types import StructField, StructType
 
 from cairn.api.connected_streams import check_same_keys, two_input_operator
-from cairn.api.keyed_stream import KeyedStream
-from cairn.spark.operator_plan import event_time_of
 from cairn.api.data_stream import DataStream, Declared
+from cairn.api.keyed_stream import KeyedStream
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import as_type, parse_type
 from cairn.model.descriptors import Time
@@ -18,6 +17,7 @@ from cairn.model.process_functions import ProcessJoinFunction
 from cairn.model.types import Types
 from cairn.runtime import join_functions
 from cairn.runtime.operator_kinds import CO
+from cairn.spark.operator_plan import event_time_of
 
 _OUTER = {"inner": (False, False), "left": (True, False), "right": (False, True), "full": (True, True)}
 _BOUND = "a bound is a Time such as Time.seconds(-5), or whole milliseconds"

@@ -13,16 +13,6 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
-from cairn.job.failure_causes import Collisions, from_outside, jvm_gone, needs_new_process, note_damage, why_failed
-from cairn.job.epoch_gate import EpochGate
-from cairn.job.interrupts import interrupts, wind_down
-from cairn.job.idle_start import tell_end
-from cairn.job.publisher import Publisher
-from cairn.restore.recovery import Recovered
-from cairn.job.retention import discard_all, keeps_checkpoints
-from cairn.spark.savepoint_writer import target_directory
-from cairn.job.stopping import stop
-from cairn.job.events import tell
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
@@ -36,17 +26,27 @@ from cairn.errors import (
     EpochFailedError,
     FencedError,
 )
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.events import tell
+from cairn.job.failure_causes import Collisions, from_outside, jvm_gone, needs_new_process, note_damage, why_failed
+from cairn.job.idle_start import tell_end
+from cairn.job.interrupts import interrupts, wind_down
+from cairn.job.publisher import Publisher
+from cairn.job.retention import discard_all, keeps_checkpoints
+from cairn.job.stopping import stop
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.pyflink_names import PyFlinkNames
+from cairn.restore.recovery import Recovered
+from cairn.spark.savepoint_writer import target_directory
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.running_jobs import forget_running, note_running
 from cairn.storage.manifest_store import Runs
-from cairn.view.notebook_html import Checkpoints, job_html
+from cairn.storage.running_jobs import forget_running, note_running
 from cairn.view.job_reader import JobReader
 from cairn.view.job_view import JobView
+from cairn.view.notebook_html import Checkpoints, job_html
 
 _log = get_logger("cairn.job")
 

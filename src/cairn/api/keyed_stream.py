@@ -13,6 +13,21 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, MapType, NumericType, StructType
 from pyspark.sql.types import DataType as SparkType
 
+from cairn.api.data_stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
+from cairn.api.results import CloseableIterator, DataStreamSink
+from cairn.api.sinks import BaseSink
+from cairn.errors import InvalidInputError
+from cairn.model.ddl import as_type, parse_type
+from cairn.model.functions import KeyedProcessFunction, ReduceFunction
+from cairn.model.pyflink_names import PyFlinkNames
+from cairn.model.simple_functions import FilterFunction, FlatMapFunction, MapFunction
+from cairn.model.types import DataType, Types
+from cairn.runtime.aggregations import RunningAggregate
+from cairn.runtime.batches import GROUP_COLUMN
+from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.map_functions import KeyedSimple
+from cairn.runtime.reduce_function import Accumulate, Reduce
+from cairn.spark.cluster import refuse_native_state
 from cairn.spark.operator_plan import (
     OutputType,
     arrow_schema_of,
@@ -24,21 +39,6 @@ from cairn.spark.operator_plan import (
     run_operator,
     to_subtasks,
 )
-from cairn.api.results import CloseableIterator, DataStreamSink
-from cairn.api.sinks import BaseSink
-from cairn.spark.cluster import refuse_native_state
-from cairn.api.data_stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
-from cairn.errors import InvalidInputError
-from cairn.model.ddl import as_type, parse_type
-from cairn.model.functions import KeyedProcessFunction, ReduceFunction
-from cairn.model.pyflink_names import PyFlinkNames
-from cairn.model.simple_functions import FilterFunction, FlatMapFunction, MapFunction
-from cairn.model.types import DataType, Types
-from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.aggregations import RunningAggregate
-from cairn.runtime.keyed_operator import OperatorSpec
-from cairn.runtime.reduce_function import Accumulate, Reduce
-from cairn.runtime.map_functions import KeyedSimple
 from cairn.state.codec import check_key_type
 from cairn.storage import layout
 

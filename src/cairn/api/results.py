@@ -17,11 +17,11 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from cairn.api.job_handle import JobHandle, JobStatus
-from cairn.spark.operator_plan import arrow_schema_of
 from cairn.connectors.sink_base import BaseSink
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import row_columns
+from cairn.spark.operator_plan import arrow_schema_of
 from cairn.text import one_line
 
 _POLL_SECONDS = 0.1

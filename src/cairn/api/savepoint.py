@@ -19,17 +19,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import cairn
-from cairn.spark.snapshot_diff import diff_rows, diff_summary
-from cairn.spark.snapshot_frames import FrameRows, fit, frame_of, spark_schema, write_frame
-from cairn.restore.source_logs import COMPACT_INTERVAL, copy_sources
 from cairn.errors import CairnError, InvalidInputError, from_traceback
 from cairn.model.ddl import parse_columns, quoted
 from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
+from cairn.restore.source_logs import COMPACT_INTERVAL, copy_sources
 from cairn.runtime.state_registry import spec_of
-from cairn.snapshots.table_tasks import TableWork, WrittenPart, file_order, write_tables
 from cairn.snapshots.snapshot import (
     TIMERS,
     ChainRows,
@@ -47,6 +44,9 @@ from cairn.snapshots.snapshot import (
     reader_of,
     reading,
 )
+from cairn.snapshots.table_tasks import TableWork, WrittenPart, file_order, write_tables
+from cairn.spark.snapshot_diff import diff_rows, diff_summary
+from cairn.spark.snapshot_frames import FrameRows, fit, frame_of, spark_schema, write_frame
 from cairn.state.codec import KeyCodec
 from cairn.state.typed_tables import table_schema
 from cairn.storage import layout

@@ -8,10 +8,8 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cairn.spark.stream_graph import Output
-from cairn.api.keyed_stream import KeyedStream
-from cairn.spark.operator_plan import OutputType, event_time_of, output_type_of
 from cairn.api.data_stream import DataStream, Declared
+from cairn.api.keyed_stream import KeyedStream
 from cairn.errors import InvalidInputError
 from cairn.model.assigners import TimeWindows, millis
 from cairn.model.ddl import as_type
@@ -30,8 +28,10 @@ from cairn.model.windows import (
 )
 from cairn.runtime.operator_kinds import WINDOW
 from cairn.runtime.windowing.aggregate_operator import END_COLUMN, START_COLUMN, WindowAggregate, result_type
-from cairn.runtime.windowing.window_plan import WindowPlan
 from cairn.runtime.windowing.window_operator import WindowOperator
+from cairn.runtime.windowing.window_plan import WindowPlan
+from cairn.spark.operator_plan import OutputType, event_time_of, output_type_of
+from cairn.spark.stream_graph import Output
 
 _AnyWindowFunction = (
     ProcessWindowFunction[Any, Any, Any, Any]

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cairn import quantities
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress_bar import Step, watching
 from cairn.config import DEFAULT_DIRECTORY
@@ -24,10 +25,9 @@ from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, Che
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.running_jobs import running_directories
 from cairn.storage.manifest_store import JobIdentity, Runs, load_identity
+from cairn.storage.running_jobs import running_directories
 from cairn.text import one_line
-from cairn import quantities
 
 _ANSWER_SECONDS = 1.5
 _WIDE = 140

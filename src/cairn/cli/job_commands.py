@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from cairn import quantities
 from cairn.cli.checkpoint_commands import describe, following, open_job
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress_bar import watching
@@ -23,7 +24,6 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifest_store import JobIdentity
 from cairn.storage.savepoint_folder import newest_savepoint
-from cairn import quantities
 from cairn.view.job_reader import JobReader
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from cairn import quantities
 from cairn.cli.output import ExitCode, Output
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import CairnError
@@ -13,9 +14,8 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.filesystem import local_root
 from cairn.storage.running_jobs import running_directories
 from cairn.text import one_line
-from cairn import quantities
-from cairn.view.job_documents import overview
 from cairn.view.health import health_of
+from cairn.view.job_documents import overview
 from cairn.view.job_reader import JobReader, find_readers
 from cairn.view.job_view import JobView
 

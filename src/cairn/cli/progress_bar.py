@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from cairn import quantities
 from cairn.cli.output import Output
 from cairn.errors import CairnError
 from cairn.text import one_line
-from cairn import quantities
 
 LINE_SECONDS = 2.0
 """A line at most so often where there is no terminal."""

@@ -105,8 +105,8 @@ def restoring(config: dict[str, Any], out: Output) -> Iterator[None]:
     if not config.get("execution.state-recovery.path") or out.as_json or out.quiet:
         yield
         return
-    from cairn.spark import state_mover
     from cairn.cli.progress_bar import Step, display
+    from cairn.spark import state_mover
 
     with display(out) as show:
 

@@ -9,13 +9,13 @@ from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress_bar import progress
 from cairn.cli.state_queries import opened
 from cairn.errors import InvalidInputError
+from cairn.quantities import size
 from cairn.snapshots.difference import verified, verified_bytes
 from cairn.snapshots.snapshot import reading
 from cairn.storage import layout
 from cairn.storage.filesystem import local_root
 from cairn.storage.savepoint_folder import dispose, is_savepoint
 from cairn.text import one_line
-from cairn.quantities import size
 
 
 def verify(path: str, out: Output) -> int:

@@ -25,6 +25,7 @@ from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.ddl import key_ddl
 from cairn.model.types import DataType, Storage
+from cairn.quantities import size, when
 from cairn.snapshots.difference import Found, compared, steps
 from cairn.snapshots.snapshot import (
     Snapshot,
@@ -41,7 +42,6 @@ from cairn.snapshots.snapshot import (
 )
 from cairn.storage.filesystem import local_root
 from cairn.text import no_formula, one_line
-from cairn.quantities import size, when
 
 _PIECES = 32
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"}

@@ -7,8 +7,8 @@ import dataclasses
 from cairn.cli.output import ExitCode, Output
 from cairn.config import DEFAULT_DIRECTORY, WebSettings
 from cairn.errors import MissingPackageError
-from cairn.web.job_catalogue import Catalogue
 from cairn.web.driver_server import missing
+from cairn.web.job_catalogue import Catalogue
 from cairn.web.web_options import options_of
 
 

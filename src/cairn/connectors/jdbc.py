@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from cairn.connectors.sink_base import BaseSink
 from cairn.connectors.client_libraries import load
-from cairn.connectors.target_retry import Retry
-from cairn.connectors.staging import Staging, arrow_schema, sink_token
 from cairn.connectors.postgres_copy import column_types, csv_text
+from cairn.connectors.sink_base import BaseSink
+from cairn.connectors.staging import Staging, arrow_schema, sink_token
+from cairn.connectors.target_retry import Retry
 from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
 from cairn.logs import get_logger
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 
 from cairn.config import CheckpointSettings
-from cairn.coordinator.ports import JobFacts
-from cairn.coordinator.pending_checkpoint import Pending
 from cairn.coordinator.checkpoint_statistics import Insight, check_sizes, operator_stats
+from cairn.coordinator.pending_checkpoint import Pending
+from cairn.coordinator.ports import JobFacts
 from cairn.errors import InternalError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus
 from cairn.model.manifest import Manifest

@@ -18,11 +18,11 @@ import msgspec
 
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoint_assembly import assembled
-from cairn.coordinator.ports import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
+from cairn.coordinator.checkpoint_statistics import Insight, Tasks, at_rest
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
+from cairn.coordinator.ports import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
 from cairn.coordinator.retained_checkpoints import Retained
 from cairn.coordinator.savepoint_requests import SavepointDesk
-from cairn.coordinator.checkpoint_statistics import Insight, Tasks, at_rest
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import (

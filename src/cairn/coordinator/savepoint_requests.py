@@ -9,8 +9,8 @@ from dataclasses import replace
 import msgspec
 
 from cairn.coordinator.checkpoint_assembly import completed_info
-from cairn.coordinator.ports import Clock, SavepointRunner, WrittenSavepoint
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, Pending, SavepointOrder
+from cairn.coordinator.ports import Clock, SavepointRunner, WrittenSavepoint
 from cairn.errors import CairnError, InternalError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest

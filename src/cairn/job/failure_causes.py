@@ -9,7 +9,6 @@ from typing import Any
 
 from py4j.protocol import Py4JNetworkError
 
-from cairn.restore.restored_epoch import damage
 from cairn.errors import (
     CairnError,
     CorruptFileError,
@@ -19,10 +18,11 @@ from cairn.errors import (
     from_traceback,
 )
 from cairn.model.checkpoint_records import Checkpoint
+from cairn.quantities import shell_word
+from cairn.restore.restored_epoch import damage
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
-from cairn.quantities import shell_word
 
 _OUTSIDE = "outside"
 """Fact of an error whose cause is neither the job nor its state."""

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from cairn.job.epoch_gate import EpochGate
-from cairn.job.stopping import finish_newest
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.errors import CairnError
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.stopping import finish_newest
 from cairn.logs import get_logger
+from cairn.quantities import shell_word
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.quantities import shell_word
 
 _log = get_logger("cairn.job")
 PATIENCE = 30.0

@@ -8,18 +8,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cairn.spark.task_progress import SourceRows
-from cairn.restore.recovery import Recovered
 from cairn.config import Settings
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import CairnError
 from cairn.model.checkpoint_records import CheckpointInfo
+from cairn.restore.recovery import Recovered
+from cairn.spark.task_progress import SourceRows
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import RunRecord, Runs
-from cairn.view.journal import Address, EpochRecorder, Journal
 from cairn.view.job_lives import next_life
 from cairn.view.job_reader import JobReader, alive
+from cairn.view.journal import Address, EpochRecorder, Journal
 from cairn.web.driver_server import serve
 
 _FAILURE_FACTS = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cairn.restore.recovery import Recovered
-from cairn.job.retention import keeps_checkpoints
 from cairn.config import CheckpointSettings, Settings
 from cairn.config.remembered_options import overrides, recalled, taken_over
+from cairn.job.retention import keeps_checkpoints
 from cairn.logs import get_logger
+from cairn.restore.recovery import Recovered
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import msgspec
 
-from cairn.job.epoch_gate import EpochGate
-from cairn.spark.savepoint_writer import savepoint_path
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError, CheckpointFailedError, NotFoundError
+from cairn.job.epoch_gate import EpochGate
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo
+from cairn.spark.savepoint_writer import savepoint_path
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.savepoint_folder import read_savepoint

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from cairn.restore.source_logs import moved_sources, positions_of
 from cairn.coordinator.offset_log import MAX_ENTRY
 from cairn.errors import CorruptFileError, IncompatibleStateError
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import Manifest
+from cairn.quantities import shell_word
+from cairn.restore.source_logs import moved_sources, positions_of
 from cairn.storage import layout, regular_files
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.quantities import shell_word
 
 
 def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:

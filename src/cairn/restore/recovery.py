@@ -11,35 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from cairn.restore.log_agreement import (
-    check_order,
-    compare_logs,
-    output_is_published,
-    remains,
-    remedy,
-    spark_batches,
-    spark_folders,
-    state_left,
-)
-from cairn.restore.ownership import check_claim, claim, drop_stale_claims
-from cairn.spark.state_mover import Mover, Target
-from cairn.restore.origin import made_here
-from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
-from cairn.restore.restored_epoch import (
-    carry,
-    check_sources,
-    damage,
-    finish,
-    last_origin,
-    newest_intact,
-    next_epoch,
-    refuse_lost_files,
-    restore,
-    snapshot_damage,
-)
-from cairn.snapshots.restorable import Snapshot, find, folder_of, of_checkpoint
-from cairn.restore.source_logs import COMPACT_INTERVAL
-from cairn.restore.spark_logs import check_logs
 from cairn.config import Settings
 from cairn.errors import (
     CairnError,
@@ -53,6 +24,35 @@ from cairn.errors import (
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, StateHandle
+from cairn.restore.claims import check_claim, claim, drop_stale_claims
+from cairn.restore.log_agreement import (
+    check_order,
+    compare_logs,
+    output_is_published,
+    remains,
+    remedy,
+    spark_batches,
+    spark_folders,
+    state_left,
+)
+from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
+from cairn.restore.restored_epoch import (
+    carry,
+    check_sources,
+    damage,
+    finish,
+    last_origin,
+    newest_intact,
+    next_epoch,
+    refuse_lost_files,
+    restore,
+    snapshot_damage,
+)
+from cairn.restore.snapshot_origin import made_here
+from cairn.restore.source_logs import COMPACT_INTERVAL
+from cairn.restore.spark_logs import check_logs
+from cairn.restore.state_move import Mover, Target
+from cairn.snapshots.restorable import Snapshot, find, folder_of, of_checkpoint
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.history import open_history

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.snapshots.restorable import Snapshot, StoredOperator
-from cairn.restore.source_logs import SourcePlan, match_sources, positions_of
 from cairn.config import Settings
 from cairn.errors import IncompatibleStateError, InvalidInputError
 from cairn.model.ddl import parse_keys, parse_type, same_keys
@@ -18,9 +16,11 @@ from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, c
 from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
 from cairn.model.state_names import choices, meant, spelled
+from cairn.restore.source_logs import SourcePlan, match_sources, positions_of
 from cairn.runtime.declared_states import Declared
-from cairn.state.typed_columns import is_pickled
+from cairn.snapshots.restorable import Snapshot, StoredOperator
 from cairn.state.type_conversion import Conversion
+from cairn.state.typed_columns import is_pickled
 
 
 @dataclass(frozen=True, slots=True)

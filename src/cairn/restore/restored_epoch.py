@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from cairn.errors import CorruptFileError, InternalError, NotFoundError
+from cairn.logs import get_logger
+from cairn.model.checkpoint_records import Checkpoint
+from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.restore.restore_plan import RestorePlan
-from cairn.snapshots.restorable import Snapshot
 from cairn.restore.source_logs import (
     COMPACT_INTERVAL,
     build_spark_folder,
@@ -27,18 +30,15 @@ from cairn.restore.source_logs import (
     rearranged,
 )
 from cairn.restore.spark_logs import commit_batch
-from cairn.errors import CorruptFileError, InternalError, NotFoundError
-from cairn.logs import get_logger
-from cairn.model.checkpoint_records import Checkpoint
-from cairn.model.manifest import Manifest, OperatorState, StateHandle
+from cairn.snapshots.restorable import Snapshot
 from cairn.state.section_changes import StateFiles
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, RunRecord, Runs
-from cairn.storage.state_owner import Writer
 from cairn.storage.savepoint_folder import verify
 from cairn.storage.state_file import handed_over
+from cairn.storage.state_owner import Writer
 
 _log = get_logger("cairn.checkpoint")
 _MANY_FILES = 256

@@ -22,9 +22,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from cairn.restore.spark_logs import MAX_LOG, read_text, sealed
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
 from cairn.model.limits import read_positions
+from cairn.restore.spark_logs import MAX_LOG, read_text, sealed
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import sync
 

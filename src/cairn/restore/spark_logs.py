@@ -19,9 +19,9 @@ from collections.abc import Callable
 from cairn.errors import CorruptFileError
 from cairn.logs import get_logger
 from cairn.model.manifest import NO_WATERMARK
+from cairn.quantities import shell_word
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.quantities import shell_word
 
 _log = get_logger("cairn.job")
 _MAGIC = b"crc\0"

@@ -17,8 +17,8 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.model.types import DataType
 from cairn.runtime.batches import KeyedChunk
-from cairn.runtime.lossless_casts import cast_exactly
 from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.lossless_casts import cast_exactly
 from cairn.runtime.state_registry import StateRegistry, VectorTable
 from cairn.state.codec import KeyCodec
 from cairn.storage.state_file import ARROW_STORAGE

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from cairn.errors import InternalError, InvalidInputError, UserFunctionError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.output_tags import OutputTag
-from cairn.runtime.lossless_casts import CastError, cast_exactly
 from cairn.runtime.exact_values import exact_fit
+from cairn.runtime.lossless_casts import CastError, cast_exactly
 from cairn.runtime.row_values import arrow_column, python_values
 from cairn.state.codec import KeyCodec, not_utf8, with_groups
 from cairn.state.key_slots import KeySlots

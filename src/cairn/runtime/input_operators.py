@@ -1,7 +1,7 @@
 """Operators without a key, and operators with two inputs. The keyed one with one input is `ProcessOperator` itself.
 
-The rows of two inputs arrive in one shuffle (`spark/operator_plan.py`, `two_inputs`): key columns, a struct per input that is
-null in the rows of the other, the number of the input, and the group.
+The rows of two inputs arrive in one shuffle (`spark/operator_plan.py`, `two_inputs`): key columns, a struct per input
+that is null in the rows of the other, the number of the input, and the group.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cairn.model.output_tags import OutputTag, check_tag
 from cairn.model.rows import row_class
 from cairn.runtime.batches import INPUT_COLUMN, event_times, row_columns
 from cairn.runtime.broadcast_state import BroadcastStates, KeyedReadContext, PlainReadContext, WriteContext
-from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
 from cairn.runtime.keyed_operator import SLICE_ROWS, InputSpec, ProcessOperator, TaskRuntimeContext
 from cairn.runtime.map_functions import NOT_KEYED
+from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
 
 
 class UnkeyedTimerService:

@@ -41,10 +41,10 @@ from cairn.model.process_functions import CheckpointedFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
-from cairn.runtime.tagged_outputs import output_builder
-from cairn.runtime.state_registry import StateRegistry
 from cairn.runtime.operator_spec import InputSpec as InputSpec
 from cairn.runtime.operator_spec import OperatorSpec as OperatorSpec
+from cairn.runtime.state_registry import StateRegistry
+from cairn.runtime.tagged_outputs import output_builder
 from cairn.runtime.timer_service import TaskTimerService as TaskTimerService
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots

@@ -26,10 +26,10 @@ from cairn.model.manifest import BROADCAST, OPERATOR_KINDS, OperatorState, State
 from cairn.runtime.broadcast_maps import Gate, GuardedMap
 from cairn.runtime.state_registry import StateRegistry
 from cairn.state import codec
-from cairn.state.section_changes import StateFiles
+from cairn.state.key_slots import KeySlots
 from cairn.state.list_state import ListStateHandle, ListTable, segment_elements
 from cairn.state.map_state import MapTable, map_state
-from cairn.state.key_slots import KeySlots
+from cairn.state.section_changes import StateFiles
 from cairn.storage.chain_merge import merged
 from cairn.storage.state_file import Section
 

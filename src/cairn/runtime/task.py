@@ -23,21 +23,21 @@ from cairn.model.ddl import parse_type, same_keys
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
 from cairn.runtime.batches import check_groups, chunks, subtask_of_batch
-from cairn.runtime.operator_kinds import operator_kind
 from cairn.runtime.keyed_operator import OperatorSpec, Timings
+from cairn.runtime.operator_kinds import operator_kind
 from cairn.runtime.operator_state import History
 from cairn.runtime.state_registry import StateRegistry
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
-from cairn.state.section_changes import StateFiles
 from cairn.state.key_slots import KeySlots
+from cairn.state.section_changes import StateFiles
 from cairn.state.working_store import open_store
 from cairn.storage import layout, state_file
 from cairn.storage.filesystem import FileSystem, open_filesystem
 from cairn.storage.manifest_store import ManifestStore
-from cairn.storage.state_owner import Writer
 from cairn.storage.retrying import RetryingFileSystem, retries_of
 from cairn.storage.state_file import Section
+from cairn.storage.state_owner import Writer
 
 _manifests: dict[str, Manifest] = {}
 """The manifest that this worker read last, by where and which: the other tasks of the epoch start from the same."""

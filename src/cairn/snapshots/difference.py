@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from cairn.errors import CairnError, CorruptFileError, NotFoundError
 from cairn.model.ddl import parse_type
-from cairn.snapshots.table_tasks import TableWork, opener
 from cairn.snapshots.snapshot import ChainRows, FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
+from cairn.snapshots.table_tasks import TableWork, opener
 from cairn.state.codec import KeyCodec
 from cairn.state.typed_columns import arrow_type, stored_column
 from cairn.storage import layout, savepoint_folder
@@ -152,7 +152,9 @@ def verified_bytes(snapshot: Snapshot) -> int:
     """How many bytes `verified` tells of."""
     own = _metadata_bytes(snapshot)
     if not snapshot.checkpoint:
-        return own + sum(file.size for file in savepoint_folder.named_files(savepoint_folder.read_savepoint(snapshot.path)))
+        return own + sum(
+            file.size for file in savepoint_folder.named_files(savepoint_folder.read_savepoint(snapshot.path))
+        )
     chains = {
         operator.uid: state.origin.operator.chain
         for operator in snapshot.operators.values()

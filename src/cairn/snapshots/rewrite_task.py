@@ -1,6 +1,6 @@
 """What a task of a restore does with the state files of a checkpoint: merge one range, convert its states, write anew.
 
-States that serve as they are go from section to section; the others pass through typed tables (`state/typed_tables.py`).
+States that need no conversion go from section to section; the others pass through `state/typed_tables.py`.
 Memory follows the largest key group.
 """
 
@@ -18,13 +18,13 @@ from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.runtime.operator_state import without_waiting
-from cairn.state.type_conversion import Conversion
 from cairn.state.expiry import alive
 from cairn.state.section_changes import StateFiles
+from cairn.state.type_conversion import Conversion
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import layout
-from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.chain_merge import compact, write_snapshot
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import open_filesystem
 from cairn.storage.manifest_store import writer_of
 from cairn.storage.state_file import Section, StateFile

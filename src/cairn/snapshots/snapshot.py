@@ -24,12 +24,12 @@ from cairn.model.checkpoint_records import Checkpoint, CheckpointType
 from cairn.model.ddl import parse_keys, parse_type
 from cairn.model.keygroups import KeyGroupRange, key_group, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateSpec, gave_up
-from cairn.model.state_names import Pair, choices, meant, spelled
 from cairn.model.savepoint_records import Columns, SavepointMetadata, SavepointOperator, StateTable
+from cairn.model.state_names import Pair, choices, meant, spelled
 from cairn.model.types import DataType
 from cairn.snapshots.table_tasks import TableWork, checked_schema, table_rows
-from cairn.state.typed_columns import arrow_type, is_pickled, stored_list, typed_list
 from cairn.state.expiry import alive
+from cairn.state.typed_columns import arrow_type, is_pickled, stored_list, typed_list
 from cairn.state.typed_tables import table_schema
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore

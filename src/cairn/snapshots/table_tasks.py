@@ -29,12 +29,12 @@ from cairn.state.expiry import alive
 from cairn.state.section_changes import StateFiles
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import chain_merge, layout
-from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.chain_merge import compact, groups_of, write_snapshot
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import open_filesystem
 from cairn.storage.manifest_store import load_identity, writer_of
-from cairn.storage.state_file import Section, SectionInfo, StateFile
 from cairn.storage.savepoint_parquet import TablePart, TableWriter, open_parts
+from cairn.storage.state_file import Section, SectionInfo, StateFile
 
 Converter = Callable[[pa.Array], pa.Array]
 """Turns a column of the values that a savepoint holds into one of the type that a job declares."""

@@ -18,10 +18,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from cairn.spark.stream_graph import FUNCTION_PREFIX
 from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics
+from cairn.spark.stream_graph import FUNCTION_PREFIX
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"

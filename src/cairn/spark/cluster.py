@@ -19,20 +19,20 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.spark.arrow_batches import LIMITED_ROWS, ROWS
-from cairn.spark.background_tasks import Background
-from cairn.spark.stream_graph import FUNCTION_PREFIX
-from cairn.api.sinks import BaseSink
-from cairn.restore.source_logs import FILES, again, source_name
-from cairn.coordinator.compactor import ranges_of
+from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.checkpoint_statistics import by_subtask
+from cairn.coordinator.compactor import ranges_of
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
-from cairn.snapshots.compact_task import compact_range
+from cairn.restore.source_logs import FILES, again, source_name
 from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.map_functions import SimpleSpec, run_simple
 from cairn.runtime.task import run_task
+from cairn.snapshots.compact_task import compact_range
+from cairn.spark.arrow_batches import LIMITED_ROWS, ROWS
+from cairn.spark.background_tasks import Background
+from cairn.spark.stream_graph import FUNCTION_PREFIX
 
 PROPERTY = "cairn.epoch"
 SINK_COLUMN = "__cairn_sink"

@@ -9,11 +9,11 @@ from typing import cast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.spark.stream_graph import Build, Output, functions_of, hidden_functions, shared_functions
-from cairn.api.sinks import BaseSink
-from cairn.spark.cluster import Reader, sink_reader, tagged_union
 from cairn.api.data_stream import DataStream
+from cairn.connectors.sink_base import BaseSink
 from cairn.logs import get_logger
+from cairn.spark.cluster import Reader, sink_reader, tagged_union
+from cairn.spark.stream_graph import Build, Output, functions_of, hidden_functions, shared_functions
 
 _log = get_logger("cairn.api")
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from pyspark.sql import SparkSession
 
-from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.declared_states import Declared, declared_states
+from cairn.runtime.keyed_operator import OperatorSpec
 
 
 def probe(spark: SparkSession, specs: Sequence[OperatorSpec], parameters: Mapping[str, str]) -> dict[str, Declared]:

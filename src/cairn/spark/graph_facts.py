@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from cairn.spark.stream_graph import Function, Given, Node, Output, functions_of, hidden_functions
-from cairn.spark.cluster import source_names
 from cairn.logs import get_logger
 from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.spark.cluster import source_names
+from cairn.spark.stream_graph import Function, Given, Node, Output, functions_of, hidden_functions
 from cairn.view.job_graph import BROADCAST, FORWARD, HASH, REBALANCE, Link, Vertex
 
 _log = get_logger("cairn.api")

@@ -14,14 +14,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cairn.spark.stream_graph import tagged_schema
-from cairn.spark.cluster import OperatorTask
 from cairn.errors import InvalidInputError
 from cairn.model.output_tags import OutputTag, columns_ddl, row_columns_of
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN, INPUT_COLUMN, ORDER_COLUMN
 from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.tagged_outputs import SideSpec
+from cairn.spark.cluster import OperatorTask
+from cairn.spark.stream_graph import tagged_schema
 
 _WATERMARK = "spark.watermarkDelayMs"
 _KEYED_AFTER = 1 << 62

@@ -8,23 +8,23 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cairn.restore.log_agreement import output_is_published
-from cairn.spark.background_tasks import Background
-from cairn.restore.ownership import release_claims
 from cairn.api.job_handle import JobHandle
-from cairn.spark.task_progress import EpochProgress
-from cairn.restore.recovery import Recovered
-from cairn.spark.savepoint_writer import SparkSavepoints
-from cairn.api.sinks import BaseSink
-from cairn.spark.cluster import SparkSnapshots
 from cairn.config import Settings
+from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.coordinator.epoch_loop import OperatorPlan
 from cairn.coordinator.ports import JobFacts
-from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.errors import CheckpointFailedError
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.functions import CheckpointListener
+from cairn.restore.claims import release_claims
+from cairn.restore.log_agreement import output_is_published
+from cairn.restore.recovery import Recovered
+from cairn.spark.background_tasks import Background
+from cairn.spark.cluster import SparkSnapshots
+from cairn.spark.savepoint_writer import SparkSavepoints
+from cairn.spark.task_progress import EpochProgress
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 

@@ -16,20 +16,20 @@ import xxhash
 from pyspark.sql import SparkSession
 
 from cairn import __version__
-from cairn.spark.background_tasks import Background
-from cairn.restore.origin import note_taken
-from cairn.restore.source_logs import copy_sources
-from cairn.restore.spark_logs import MAX_LOG
-from cairn.coordinator.compactor import ranges_of
-from cairn.coordinator.ports import JobFacts, WrittenSavepoint
-from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.coordinator.checkpoint_statistics import by_subtask
+from cairn.coordinator.compactor import ranges_of
+from cairn.coordinator.pending_checkpoint import SavepointOrder
+from cairn.coordinator.ports import JobFacts, WrittenSavepoint
 from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, from_traceback
 from cairn.logs import get_logger
 from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint_records import SavepointMetadata, SourceFile
+from cairn.restore.snapshot_origin import note_taken
+from cairn.restore.source_logs import copy_sources
+from cairn.restore.spark_logs import MAX_LOG
 from cairn.snapshots.table_tasks import TableWork, assembled, write_tables
+from cairn.spark.background_tasks import Background
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.manifest_store import load_identity

@@ -8,10 +8,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from cairn.spark.snapshot_frames import frame_of
 from cairn.errors import IncompatibleStateError, NotFoundError
 from cairn.model.ddl import key_ddl
 from cairn.snapshots.snapshot import Snapshot, SnapshotOperator, SnapshotState, reader_of
+from cairn.spark.snapshot_frames import frame_of
 
 _SUMMARY = "uid string, state string, added bigint, removed bigint, changed bigint"
 _Found = tuple[SnapshotOperator, SnapshotState] | None

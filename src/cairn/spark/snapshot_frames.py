@@ -31,8 +31,8 @@ from cairn.errors import InternalError, InvalidInputError
 from cairn.model.ddl import parse_keys
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import Columns
-from cairn.snapshots.table_tasks import WrittenPart
 from cairn.snapshots.snapshot import FileRows, Snapshot, SnapshotOperator, SnapshotState, ranges
+from cairn.snapshots.table_tasks import WrittenPart
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage.filesystem import as_url, open_filesystem
 from cairn.storage.savepoint_parquet import TableWriter

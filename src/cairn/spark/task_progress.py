@@ -13,10 +13,10 @@ import msgspec
 from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
 
-from cairn.restore.source_logs import is_again
 from cairn.coordinator.checkpoint_statistics import Tasks
 from cairn.logs import get_logger
 from cairn.model.manifest import TaskAck
+from cairn.restore.source_logs import is_again
 
 _log = get_logger("cairn.checkpoint")
 _PATIENCE = 0.1

@@ -1,7 +1,7 @@
 """Nested map values that change many times within an epoch: kept in parts, and made into bytes once.
 
-The values that user code reads and writes are bytes at all times (`state/state_table.py`), which a list that grows row by row
-would pay for with a copy of all its elements at each row. A draft holds the stored forms of the parts of such a value.
+The values that user code reads and writes are bytes at all times (`state/state_table.py`): a list that grows row by row
+would copy all its elements at each row. A draft holds the stored forms of the parts of such a value.
 """
 
 from __future__ import annotations

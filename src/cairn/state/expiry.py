@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 
 def alive(table: pa.Table, last_access: str, ttl_ms: int, now_ms: int) -> pa.Table:
-    """The rows whose time has not run out, by the rule of `state/state_table.py`. A row without a time has not expired."""
+    """The rows that have not expired, by the rule of `state/state_table.py`. A row without a time never expires."""
     if not last_access or not ttl_ms or table.num_rows == 0:
         return table
     micros = table.column(last_access).cast(pa.int64())

@@ -14,8 +14,8 @@ from cairn.state import codec
 from cairn.state.backend import Put, TableChanges
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import ManifestStore
-from cairn.storage.state_owner import Place
 from cairn.storage.state_file import Section, StateFile
+from cairn.storage.state_owner import Place
 
 
 class StateFiles:

@@ -28,6 +28,7 @@ from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import Columns
 from cairn.model.types import DataType, Storage
 from cairn.state.codec import KeyCodec, group_order, with_groups
+from cairn.state.key_hashing import key_groups
 from cairn.state.typed_columns import (
     Numbers,
     arrow_type,
@@ -40,7 +41,6 @@ from cairn.state.typed_columns import (
     typed_list,
     unpack_column,
 )
-from cairn.state.key_hashing import key_groups
 from cairn.storage.state_file import Section, ordered_table
 
 KeyColumns = Sequence[tuple[str, DataType]]

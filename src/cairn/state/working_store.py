@@ -38,10 +38,10 @@ from cairn.model.manifest import DEFER_EPOCHS, EpochContext, Manifest, OperatorS
 from cairn.model.types import Storage
 from cairn.state import codec
 from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
+from cairn.state.local_stores import note_owner
+from cairn.state.memory_backend import MemoryBackend
 from cairn.state.section_changes import StateFiles, changes_of
 from cairn.state.store_folder import FolderLock, StoreFolder, own_folder
-from cairn.state.memory_backend import MemoryBackend
-from cairn.state.local_stores import note_owner
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import FileSystem

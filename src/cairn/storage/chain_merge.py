@@ -18,8 +18,8 @@ from cairn.model.manifest import StateHandle, StateSpec
 from cairn.model.types import Storage
 from cairn.storage import state_file
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.state_owner import Writer
 from cairn.storage.state_file import Section, SectionInfo, StateFile, sorted_table
+from cairn.storage.state_owner import Writer
 
 FILE_BYTES = 64 << 20
 

@@ -21,10 +21,10 @@ from cairn.logs import get_logger
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import gave_up
 from cairn.storage import layout, record_file
-from cairn.storage.run_bases import Base, newest_base
+from cairn.storage.checkpoint_vetting import check_checkpoint
 from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, load_identity
-from cairn.storage.checkpoint_vetting import check_checkpoint
+from cairn.storage.run_bases import Base, newest_base
 
 _log = get_logger("cairn.storage")
 _MAGIC = b"CAIRNCK"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cairn.model.manifest import Manifest
-from cairn.storage.run_bases import Base, record_base
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.run_bases import Base, record_base
 
 
 def open_history(files: FileSystem, run: int) -> Manifest | None:

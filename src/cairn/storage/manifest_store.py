@@ -28,9 +28,9 @@ from cairn.errors import (
 from cairn.logs import get_logger
 from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import layout, record_file
-from cairn.storage.run_bases import newest_base
-from cairn.storage.record_file import HEAD
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.record_file import HEAD
+from cairn.storage.run_bases import newest_base
 from cairn.storage.state_owner import Writer
 
 _log = get_logger("cairn.job")

@@ -8,8 +8,8 @@
 """
 
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate
-from cairn.testing.keyed_harness import KeyedProcessHarness, Timer
 from cairn.testing.input_harness import ProcessHarness, TwoInputHarness
+from cairn.testing.keyed_harness import KeyedProcessHarness, Timer
 from cairn.testing.window_harness import WindowAggregateHarness, WindowHarness
 
 __all__ = [

@@ -23,12 +23,12 @@ from cairn.model.process_functions import (
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN, INPUT_COLUMN, ORDER_COLUMN
 from cairn.runtime.exact_values import exact_array
-from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
 from cairn.runtime.keyed_operator import InputSpec, OperatorSpec
+from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
 from cairn.state.backend import load_backend
 from cairn.storage.filesystem import FileSystem
-from cairn.testing.local_cluster import Shuffle, arrow_type, output_of, sides_of
 from cairn.testing.keyed_harness import KeyedProcessHarness
+from cairn.testing.local_cluster import Shuffle, arrow_type, output_of, sides_of
 
 _SETTINGS = {"inline_threshold": 20 * 1024, "compaction_chain": 32, "epochs_retained": 10, "show_values": True}
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from cairn.config import Settings
 from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.epoch_time import time_of
 from cairn.coordinator.epoch_loop import EpochLoop, EpochReport, OperatorPlan
+from cairn.coordinator.epoch_time import time_of
 from cairn.coordinator.offset_log import OffsetEntry
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
@@ -29,8 +29,8 @@ from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest
 from cairn.model.output_tags import OutputTag
 from cairn.model.types import DataType
-from cairn.runtime.operator_kinds import PROCESS, operator_kind
 from cairn.runtime.keyed_operator import OperatorSpec, Timings
+from cairn.runtime.operator_kinds import PROCESS, operator_kind
 from cairn.runtime.operator_state import OperatorStates
 from cairn.runtime.state_registry import StateRegistry
 from cairn.runtime.task import history_of

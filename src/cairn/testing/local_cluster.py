@@ -19,12 +19,12 @@ from cairn.model.output_tags import TAG_COLUMN, OutputTag, output_column, row_co
 from cairn.model.rows import row_class
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.snapshots.compact_task import compact_range
 from cairn.runtime.exact_values import exact_array
 from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.row_values import python_values
 from cairn.runtime.tagged_outputs import SideSpec
 from cairn.runtime.task import run_task
-from cairn.runtime.row_values import python_values
+from cairn.snapshots.compact_task import compact_range
 from cairn.storage.filesystem import FileSystem
 
 _SCALARS = {

@@ -18,8 +18,8 @@ from cairn.model.windows import Trigger, WindowAssigner
 from cairn.runtime.operator_kinds import WINDOW
 from cairn.runtime.windowing.aggregate_operator import START_COLUMN, WindowAggregate, result_type
 from cairn.runtime.windowing.window_plan import WindowPlan
-from cairn.testing.local_cluster import Shuffle, arrow_schema
 from cairn.testing.keyed_harness import KeyedProcessHarness
+from cairn.testing.local_cluster import Shuffle, arrow_schema
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.view.journal import Event
 from cairn.view.job_view import JobView
+from cairn.view.journal import Event
 
 Document = dict[str, Any]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from cairn.quantities import ago, behind, count, duration, first_line
 from cairn.storage.savepoint_folder import newest_savepoint
 from cairn.view.job_view import Health, JobView, OperatorView, is_savepoint
-from cairn.quantities import ago, behind, count, duration, first_line
 
 _SKEWED = 0.5
 _SLOWER = 3.0

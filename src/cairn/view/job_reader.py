@@ -18,7 +18,7 @@ from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
-from cairn.view.journal import EpochRecorder, EpochStats, Event, Journal, SubtaskLoad
+from cairn.view.job_graph import Vertex, graph_of
 from cairn.view.job_lives import lives_of
 from cairn.view.job_view import (
     ENDED,
@@ -32,7 +32,7 @@ from cairn.view.job_view import (
     StateView,
     SubtaskView,
 )
-from cairn.view.job_graph import Vertex, graph_of
+from cairn.view.journal import EpochRecorder, EpochStats, Event, Journal, SubtaskLoad
 
 _ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "canceled": "CANCELED", "failed": "FAILED"}
 _LOAD_EPOCHS = 20

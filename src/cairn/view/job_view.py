@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from cairn.model.checkpoint_records import CheckpointInfo
-from cairn.view.journal import EpochStats, Event
 from cairn.view.job_graph import Vertex
+from cairn.view.journal import EpochStats, Event
 
 ENDED = ("FINISHED", "CANCELED", "FAILED", "CRASHED")
 LEVELS = ((0.1, "ok"), (0.5, "low"), (1.0, "high"))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape as escaped
 from typing import Any
 
+from cairn import quantities
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.text import printable
-from cairn import quantities
 from cairn.view.health import health_of
 from cairn.view.job_view import JobView, is_savepoint
 

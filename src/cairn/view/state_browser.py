@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import DataType
+from cairn.quantities import shell_word
 from cairn.snapshots.snapshot import (
     Snapshot,
     SnapshotOperator,
@@ -32,7 +33,6 @@ from cairn.snapshots.snapshot import (
     retained,
 )
 from cairn.view.job_reader import unevenness
-from cairn.quantities import shell_word
 
 MOST_ROWS = 200_000
 KEYS_PER_GROUP = 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.view.job_view import LEVELS, JobView, OperatorView, SubtaskView
 from cairn.view.job_graph import Vertex
+from cairn.view.job_view import LEVELS, JobView, OperatorView, SubtaskView
 
 Document = dict[str, Any]
 TASKS = (

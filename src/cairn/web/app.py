@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cairn import __version__
 from cairn.web import metrics, pages, problems, rest_api
 from cairn.web.job_catalogue import Catalogue
-from cairn.web.web_options import WebOptions
 from cairn.web.security import Guard
+from cairn.web.web_options import WebOptions
 
 STATIC = Path(__file__).parent / "static"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from cairn.view.journal import EpochStats
-from cairn.view.job_view import JobView, is_savepoint
 from cairn.quantities import count, duration, share, size
+from cairn.view.job_view import JobView, is_savepoint
+from cairn.view.journal import EpochStats
 
 WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from cairn.view.job_view import JobView, OperatorView
-from cairn.view.job_graph import FORWARD, Link, Vertex
 from cairn.quantities import count, rate
+from cairn.view.job_graph import FORWARD, Link, Vertex
+from cairn.view.job_view import JobView, OperatorView
 from cairn.web.graph_layout import Layout, Place, arrange
 
 _IDLE, _BUSY, _BLOCKED = (0x5D, 0xB1, 0xFF), (0xEE, 0x64, 0x64), (0x88, 0x88, 0x88)

@@ -11,24 +11,23 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cairn import __version__
+from cairn import __version__, quantities
 from cairn.errors import CairnError, CorruptFileError, InternalError, NotFoundError, remedy
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage.savepoint_folder import savepoint_there
 from cairn.text import printable
 from cairn.view import job_documents
-from cairn import quantities
 from cairn.view import state_browser as states
 from cairn.view.failure_documents import exception
 from cairn.view.health import health_of
 from cairn.view.job_view import JobView, is_savepoint
 from cairn.web import charts, rest_api
-from cairn.web.job_catalogue import Catalogue
 from cairn.web.graph_svg import graph as draw
 from cairn.web.graph_svg import shown_name
-from cairn.web.web_options import WebOptions
+from cairn.web.job_catalogue import Catalogue
 from cairn.web.problems import of_error
+from cairn.web.web_options import WebOptions
 
 _log = get_logger("cairn.web")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -52,9 +51,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "size": quantities.size, "duration": quantities.duration, "count": quantities.count, "rate": quantities.rate, "when": quantities.when,
+        "size": quantities.size,
+        "duration": quantities.duration,
+        "count": quantities.count,
+        "rate": quantities.rate,
+        "when": quantities.when,
         "percent": quantities.percent,
-    }  # fmt: skip
+    }
     made.globals |= {"ago": quantities.ago, "version": __version__, "tabs": TABS, "checkpoint_tabs": CHECKPOINT_TABS}
     made.filters |= {"quoted": quantities.shell_word, "remedy": remedy, "first_line": quantities.first_line}
     made.tests["savepoint"] = is_savepoint
@@ -163,7 +166,13 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
                 "older": max((number for number in ids if number < info.id), default=0),
                 "newer": min((number for number in ids if number > info.id), default=0),
             }
-            return {"subtab": "/history", "info": info, "told": job_documents.checkpoint(info), "parts": parts, **beside}
+            return {
+                "subtab": "/history",
+                "info": info,
+                "told": job_documents.checkpoint(info),
+                "parts": parts,
+                **beside,
+            }
 
         return job_page("checkpoint.html", jobid, "/checkpoints", make)
 

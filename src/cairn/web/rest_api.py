@@ -28,10 +28,10 @@ from cairn.view.job_view import JobView, is_savepoint
 from cairn.view.vertex_documents import plan as plan_of
 from cairn.web import rest_documents, rest_vertices
 from cairn.web.job_catalogue import Catalogue
-from cairn.web.rest_disposal import Disposals, allowed_savepoint
-from cairn.web.web_options import WebOptions
 from cairn.web.problems import Problem
+from cairn.web.rest_disposal import Disposals, allowed_savepoint
 from cairn.web.rest_triggers import Triggers, allowed_target
+from cairn.web.web_options import WebOptions
 
 Document = dict[str, Any]
 JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The job's id.")]
@@ -300,7 +300,9 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
         return _start(jobid, body.triggerId, "stop", {"dir": target, "drain": body.drain})
 
     @api.patch("/jobs/{jobid}", tags=["changes"], status_code=accepted)
-    def cancel(jobid: JobId, mode: Annotated[str, Query(pattern="^cancel$")] = "cancel") -> rest_documents.TriggerAnswer:
+    def cancel(
+        jobid: JobId, mode: Annotated[str, Query(pattern="^cancel$")] = "cancel"
+    ) -> rest_documents.TriggerAnswer:
         """Cancel the job: the running epoch is finished, and nothing more is written."""
         return _start(jobid, None, "cancel", {})
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Path, Query
 
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.view import vertex_documents
+from cairn.view.job_graph import Vertex
 from cairn.view.job_reader import unevenness
 from cairn.view.job_view import JobView
-from cairn.view.job_graph import Vertex
 from cairn.web.job_catalogue import Catalogue
 
 Document = dict[str, Any]

@@ -23,8 +23,8 @@ from starlette.responses import RedirectResponse, Response
 
 from cairn.logs import get_logger
 from cairn.text import one_line
-from cairn.web.web_options import WebOptions
 from cairn.web.problems import problem
+from cairn.web.web_options import WebOptions
 
 _audit = get_logger("cairn.audit")
 MAX_BODY = 64 * 1024

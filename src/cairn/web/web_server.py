@@ -12,8 +12,8 @@ import uvicorn
 from cairn.errors import CairnError, StorageError
 from cairn.logs import get_logger
 from cairn.web.app import create_app
-from cairn.web.job_catalogue import Catalogue
 from cairn.web.connections import BoundedProtocol
+from cairn.web.job_catalogue import Catalogue
 from cairn.web.web_options import WebOptions
 
 _log = get_logger("cairn.web")

@@ -20,11 +20,11 @@ from cairn.model.ddl import parse_type
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.output_tags import OutputTag
-from cairn.runtime.batches import KeyedChunk
 from cairn.runtime.aggregations import check_sums, extreme
+from cairn.runtime.batches import KeyedChunk
 from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator, Timings
-from cairn.runtime.tagged_outputs import TaggedBuilder
 from cairn.runtime.state_registry import StateRegistry, VectorTable
+from cairn.runtime.tagged_outputs import TaggedBuilder
 from cairn.state.codec import KeyCodec
 from cairn.state.timers import EVENT_TIMERS, BulkTimers
 from cairn.storage.state_file import ARROW_STORAGE

@@ -1,7 +1,8 @@
 """The window operator: assigns elements to windows, asks the trigger, puts out results, cleans up. Row by row.
 
-It is a process function on a keyed stream like those of users. The meaning of every step is Flink's; the differences in
-time are told in docs/design/0005-windows.md. `runtime/windowing/aggregate_operator.py` has the fast way of common aggregations.
+It is a process function on a keyed stream like those of users. The meaning of every step is Flink's;
+docs/design/0005-windows.md describes the differences in time. Common aggregations take the faster path of
+`aggregate_operator.py`.
 """
 
 from __future__ import annotations

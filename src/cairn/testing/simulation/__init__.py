@@ -9,7 +9,7 @@ several drivers at once, restores, rescales. A model checks the promises of the 
 ''
 """
 
-from cairn.testing.simulation.simulated_history import Outcome, simulate
 from cairn.testing.simulation.shrink import readable, shrink
+from cairn.testing.simulation.simulated_history import Outcome, simulate
 
 __all__ = ["Outcome", "readable", "shrink", "simulate"]

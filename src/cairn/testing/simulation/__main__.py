@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from cairn.testing.simulation.campaign import quiet, run_chunk
-from cairn.testing.simulation.simulated_history import EPOCHS, Outcome, simulate
 from cairn.testing.simulation.shrink import readable, shrink
+from cairn.testing.simulation.simulated_history import EPOCHS, Outcome, simulate
 
 _CHUNK = 20
 _SHOWN_FINDINGS = 5

@@ -20,9 +20,9 @@ from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest, StateHandle, gave_up, inline_key
 from cairn.state.codec import time_value
 from cairn.storage import layout
-from cairn.storage.run_bases import Base
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.manifest_store import decode_manifest
+from cairn.storage.run_bases import Base
 from cairn.storage.state_file import StateFile
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
 from cairn.testing.simulation.simulated_spark import batch_time_of, decode_rows, position_of

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.job.epoch_gate import EpochGate
-from cairn.job.stopping import stop
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.epoch_loop import EpochLoop
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.stopping import stop
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus
 from cairn.model.savepoint_records import SavepointMetadata, StateTable
 from cairn.storage import layout

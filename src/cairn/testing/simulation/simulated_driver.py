@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cairn.restore.log_agreement import output_is_published
-from cairn.job.job_directory import sweep_leftovers
-from cairn.job.epoch_gate import EpochGate
-from cairn.spark.state_mover import LocalMover
-from cairn.restore.restore_plan import JobShape
-from cairn.restore.recovery import Recovered, Restorer, recover
-from cairn.job.retention import discard_all
-from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.api.sinks import FileSink
-from cairn.restore.source_logs import COMPACT_INTERVAL
-from cairn.job.stopping import tell_of_unfinished_stops
 from cairn.config import Settings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor, ranges_of
@@ -25,11 +15,21 @@ from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
 from cairn.coordinator.offset_log import LocalOffsets
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import CairnError, FencedError
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.job_directory import sweep_leftovers
+from cairn.job.retention import discard_all
+from cairn.job.stopping import tell_of_unfinished_stops
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.ddl import key_ddl
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
-from cairn.snapshots.compact_task import compact_range
+from cairn.restore.log_agreement import output_is_published
+from cairn.restore.recovery import Recovered, Restorer, recover
+from cairn.restore.restore_plan import JobShape
+from cairn.restore.source_logs import COMPACT_INTERVAL
+from cairn.restore.state_move import LocalMover
 from cairn.runtime.declared_states import declared_states
+from cairn.snapshots.compact_task import compact_range
+from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, held
 from cairn.storage.manifest_store import Runs

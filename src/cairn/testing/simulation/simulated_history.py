@@ -16,10 +16,10 @@ from cairn.storage.retrying import passes
 from cairn.testing.simulation import system
 from cairn.testing.simulation.choices import Choices, Decisions
 from cairn.testing.simulation.disk import HOUR, Counters, Disk, Faults
-from cairn.testing.simulation.simulated_driver import Driver
 from cairn.testing.simulation.invariants import Committed, Declared, JobModel, Violation
 from cairn.testing.simulation.savepoint_users import DIRECTORY, Shelf
 from cairn.testing.simulation.scheduler import Process, Scheduler, Stuck
+from cairn.testing.simulation.simulated_driver import Driver
 from cairn.testing.simulation.simulated_spark import Conflict, Memory, Worker, position_of
 from cairn.testing.simulation.totals import Source
 

@@ -35,9 +35,9 @@ FOLDER = 0o040750
 
 MODULES = {
     "cairn.restore.log_agreement": ("os",),
-    "cairn.restore.ownership": ("LocalFileSystem",),
+    "cairn.restore.claims": ("LocalFileSystem",),
     "cairn.job.epoch_gate": ("threading", "time"),
-    "cairn.restore.origin": ("os",),
+    "cairn.restore.snapshot_origin": ("os",),
     "cairn.restore.recovery": ("os",),
     "cairn.restore.restored_epoch": ("os", "tempfile", "uuid"),
     "cairn.spark.savepoint_writer": ("os", "sync", "threading", "time", "uuid"),

@@ -16,8 +16,8 @@ import xxhash
 from cairn.model.descriptors import StateTtlConfig, Time, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import Manifest
-from cairn.runtime.operator_kinds import PROCESS
 from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.operator_kinds import PROCESS
 from cairn.testing.local_cluster import arrow_schema
 
 UID = "totals"

@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import os
 
-from cairn.snapshots.restorable import Snapshot
 from cairn.model.savepoint_records import SavepointMetadata
+from cairn.snapshots.restorable import Snapshot
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifest_store import load_identity

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 import msgspec
 
-from cairn.snapshots.restorable import Snapshot
 from cairn.errors import CairnError, CorruptFileError, InvalidInputError, NotFoundError
 from cairn.logs import get_logger
+from cairn.snapshots.restorable import Snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
