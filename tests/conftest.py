@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.servers.cache import NotAvailableError
-from tests.servers.kafka import KafkaServer
-from tests.servers.postgres import PostgresServer
+from tests.support.servers.cache import NotAvailableError
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session", autouse=True)

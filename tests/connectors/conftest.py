@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.connectors import lab
+from tests.support import connector_lab as lab
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 import deltalake
 import pytest
 from pyspark.sql import types as t
-from tests.connectors.lab import attempt, frame, job, started
+from tests.support.connector_lab import attempt, frame, job, started
 
 from cairn import CorruptFileError, DeltaSink, InvalidInputError, Retry, StorageError
 

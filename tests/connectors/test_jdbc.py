@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import types as t
-from tests.connectors.lab import COUNTS, attempt, frame, job, started
-from tests.servers.postgres import PostgresServer
+from tests.support.connector_lab import COUNTS, attempt, frame, job, started
+from tests.support.servers.postgres import PostgresServer
 
 from cairn import (
     CorruptFileError,

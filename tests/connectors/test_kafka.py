@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.sql.types import BinaryType, StructType
-from tests.connectors.lab import attempt, frame, job, started
-from tests.patience import PATIENCE
-from tests.servers.kafka import KafkaServer
+from tests.support.connector_lab import attempt, frame, job, started
+from tests.support.patience import PATIENCE
+from tests.support.servers.kafka import KafkaServer
 
 from cairn import (
     CorruptFileError,

@@ -1,6 +1,6 @@
 """Makes the golden checkpoint and savepoint of the present format: `python -m tests.golden.make` in the project's root.
 
-What is checked in under `v1` was made once and is never made again: `tests/unit/test_golden.py` restores it from now
+What is checked in under `v1` was made once and is never made again: `test_golden.py` restores it from now
 on, whatever the code has become. A new format gets a folder of its own beside it.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.unit.restoring import checkpoint_of, savepoint_of
+from tests.support.restore_lab import checkpoint_of, savepoint_of
 
 from cairn import (
     AggregateFunction,

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.patience import PATIENCE
-from tests.spark.lab import intact_manifests
-from tests.spark.oracle import Result, Row, expected, numbered_rows, write_files
+from tests.support.oracle import Result, Row, expected, numbered_rows, write_files
+from tests.support.patience import PATIENCE
+from tests.support.spark_lab import intact_manifests
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 class Trial:
     """An input, a job over it that may be killed, and what a reader of its files sees."""
 
-    module = "tests.kill.child"
+    module = "tests.support.kill_child"
     job = "oracle"
 
     def __init__(self, folder: Path, rows: list[Row], files: int) -> None:

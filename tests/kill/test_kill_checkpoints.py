@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.kill.test_kill import Trial
-from tests.patience import PATIENCE
-from tests.spark.oracle import Row, expected, numbered_rows
+from tests.support.oracle import Row, expected, numbered_rows
+from tests.support.patience import PATIENCE
 
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.kill.test_kill import Trial
-from tests.spark.oracle import expected, numbered_rows
+from tests.support.oracle import expected, numbered_rows
 
 from cairn.storage.savepoint_folder import is_savepoint, read_savepoint, verify
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kill.sinks_child import PORTION
-from tests.patience import PATIENCE
-from tests.servers.kafka import KafkaServer
-from tests.servers.postgres import PostgresServer
-from tests.spark.oracle import Result, expected, numbered_rows
+from tests.support.kill_sinks_child import PORTION
+from tests.support.oracle import Result, expected, numbered_rows
+from tests.support.patience import PATIENCE
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.kill, pytest.mark.server, pytest.mark.timeout(1800)]
 
@@ -31,7 +31,7 @@ def start(folder: Path, **plan: Any) -> int:
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / "log").open("a") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.kill.sinks_child", json.dumps({"folder": str(folder), **plan})],
+            [sys.executable, "-m", "tests.support.kill_sinks_child", json.dumps({"folder": str(folder), **plan})],
             cwd=ROOT,
             env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(path)},
             stdout=log,

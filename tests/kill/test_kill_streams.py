@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.kill.child_streams import NEAR
 from tests.kill.test_kill import Trial
-from tests.spark.oracle import Row, numbered_rows
+from tests.support.kill_streams_child import NEAR
+from tests.support.oracle import Row, numbered_rows
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
@@ -23,7 +23,7 @@ FILES = 11
 
 
 class StreamsTrial(Trial):
-    module = "tests.kill.child_streams"
+    module = "tests.support.kill_streams_child"
     job = "streams"
 
     def rows_of(self, sink: str) -> list[tuple[Any, ...]]:

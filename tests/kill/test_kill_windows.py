@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.kill.windows_child import COUNT, GAP, INPUT, SIZE, SLIDE
-from tests.patience import PATIENCE
-from tests.spark.oracle import write_file
+from tests.support.kill_windows_child import COUNT, GAP, INPUT, SIZE, SLIDE
+from tests.support.oracle import write_file
+from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
@@ -74,7 +74,7 @@ def run(folder: Path, **plan: Any) -> int:
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / "log").open("a") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.kill.windows_child", json.dumps({"folder": str(folder), **plan})],
+            [sys.executable, "-m", "tests.support.kill_windows_child", json.dumps({"folder": str(folder), **plan})],
             cwd=ROOT,
             env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(path)},
             stdout=log,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.lab import Lab, ttl, with_ttl
+from tests.support.state_lab import Lab, ttl, with_ttl
 
 from cairn.model.descriptors import MapStateDescriptor
 

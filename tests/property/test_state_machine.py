@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.unit.lab import Lab
+from tests.support.state_lab import Lab
 
 from cairn.coordinator import compactor
 from cairn.model.descriptors import (

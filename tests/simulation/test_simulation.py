@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from tests.simulation.mutations import MUTATIONS, SEEDS, broken, no_look_after_the_commit
+from tests.support.mutations import MUTATIONS, SEEDS, broken, no_look_after_the_commit
 
 from cairn.testing.simulation import Outcome, readable, shrink, simulate
 from cairn.testing.simulation.__main__ import main

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.lab import Lab
+from tests.support.spark_lab import Lab
 
 from cairn.spark.cluster import local_session
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import sync_playwright
-from tests.patience import PATIENCE, until
-from tests.servers.cache import NotAvailableError
-from tests.servers.chromium import chromium as installed_chromium
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
+from tests.support.oracle import OUTPUT, Oracle, numbered_rows
+from tests.support.patience import PATIENCE, until
+from tests.support.servers.cache import NotAvailableError
+from tests.support.servers.chromium import chromium as installed_chromium
+from tests.support.spark_lab import Lab
 
 from cairn import FileSink, JobHandle
 from cairn.api.job_handle import JobStatus

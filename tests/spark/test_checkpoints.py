@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE, until
-from tests.spark.checkpoint_lab import RETAIN, ROWS, Slow, held, outputs, processed, running
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, expected, ship
+from tests.support.checkpoint_lab import RETAIN, ROWS, Slow, held, outputs, processed, running
+from tests.support.oracle import OUTPUT, Oracle, expected, ship
+from tests.support.patience import PATIENCE, until
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CheckpointFailedError,

@@ -12,10 +12,10 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from tests.patience import PATIENCE, until
-from tests.spark.checkpoint_lab import ROWS, held, outputs, processed, running
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, expected, ship
+from tests.support.checkpoint_lab import ROWS, held, outputs, processed, running
+from tests.support.oracle import OUTPUT, Oracle, expected, ship
+from tests.support.patience import PATIENCE, until
+from tests.support.spark_lab import Lab
 
 from cairn import CheckpointInfo, CheckpointStatus, FileSink, JobStatus, KeyedProcessFunction, RuntimeContext
 from cairn.storage.filesystem import LocalFileSystem

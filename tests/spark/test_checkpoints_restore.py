@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE, until
-from tests.spark.checkpoint_lab import RETAIN, ROWS, listing, outputs, processed, running
-from tests.spark.lab import Lab
-from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship, write_file
+from tests.support.checkpoint_lab import RETAIN, ROWS, listing, outputs, processed, running
+from tests.support.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship, write_file
+from tests.support.patience import PATIENCE, until
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CorruptFileError,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.patience import PATIENCE
-from tests.servers.kafka import KafkaServer
-from tests.servers.postgres import PostgresServer
-from tests.spark.lab import Lab
-from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.patience import PATIENCE
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.postgres import PostgresServer
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CrashMarker,

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tests.patience import PATIENCE
-from tests.spark.programs import Program
+from tests.support.patience import PATIENCE
+from tests.support.programs import Program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

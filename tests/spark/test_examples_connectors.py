@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.servers.cache import NotAvailableError, jars
-from tests.servers.kafka import KafkaServer
-from tests.servers.postgres import PostgresServer
-from tests.spark import programs
 from tests.spark.test_upgrade_page import cairn, until
+from tests.support import programs
+from tests.support.servers.cache import NotAvailableError, jars
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.postgres import PostgresServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.spark, pytest.mark.server]

@@ -9,10 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.servers.cache import NotAvailableError
-from tests.servers.packages import ROOT, build, environment, outside, require_packages
-from tests.spark.programs import Program
 from tests.spark.test_readme import program, totals
+from tests.support.programs import Program
+from tests.support.servers.cache import NotAvailableError
+from tests.support.servers.packages import ROOT, build, environment, outside, require_packages
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.spark_lab import Lab
 
 from cairn import (
     EmbeddedRocksDBStateBackend,

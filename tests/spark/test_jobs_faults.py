@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, Result, expected, numbered_rows, ship
+from tests.support.oracle import OUTPUT, Oracle, Result, expected, numbered_rows, ship
+from tests.support.spark_lab import Lab
 
 from cairn import (
     FileSink,

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE, until
-from tests.permissions import bound_by_permissions
-from tests.spark.lab import Lab
-from tests.spark.oracle import INPUT, OUTPUT, Oracle, Result, expected, numbered_rows, ship
+from tests.support.oracle import INPUT, OUTPUT, Oracle, Result, expected, numbered_rows, ship
+from tests.support.patience import PATIENCE, until
+from tests.support.permissions import bound_by_permissions
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CairnError,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.oracle import OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.spark_lab import Lab
 
 from cairn import (
     EpochFailedError,

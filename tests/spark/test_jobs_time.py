@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
-from tests import patience as waits
-from tests.patience import PATIENCE
-from tests.spark.lab import Lab
-from tests.spark.oracle import ship
+from tests.support import patience as waits
+from tests.support.oracle import ship
+from tests.support.patience import PATIENCE
+from tests.support.spark_lab import Lab
 
 from cairn import (
     FileSink,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.patience import PATIENCE
-from tests.spark.lab import Lab
-from tests.spark.oracle import INPUT, numbered_rows, ship
+from tests.support.oracle import INPUT, numbered_rows, ship
+from tests.support.patience import PATIENCE
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CorruptFileError,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.spark.lab import Lab, collection
-from tests.spark.oracle import ship, write_file
+from tests.support.oracle import ship, write_file
+from tests.support.spark_lab import Lab, collection
 
 from cairn import (
     AggregateFunction,

@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.spark.lab import Lab
-from tests.spark.oracle import ship
+from tests.support.oracle import ship
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CoMapFunction,

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.spark.lab import Lab, collection
-from tests.spark.oracle import ship
+from tests.support.oracle import ship
+from tests.support.spark_lab import Lab, collection
 
 from cairn import (
     BroadcastProcessFunction,

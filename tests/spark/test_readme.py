@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.spark.programs import Program
+from tests.support.programs import Program
 
 README = Path(__file__).parents[2] / "README.md"
 ROW = re.compile(r"(\d+)> user=(\d), total=(\d+)")

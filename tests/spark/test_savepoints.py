@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
-from tests.patience import PATIENCE, until
-from tests.spark.checkpoint_lab import outputs, processed, running
-from tests.spark.lab import Lab
-from tests.spark.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.checkpoint_lab import outputs, processed, running
+from tests.support.oracle import INPUT, OUTPUT, Oracle, expected, numbered_rows, ship
+from tests.support.patience import PATIENCE, until
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CheckpointFailedError,

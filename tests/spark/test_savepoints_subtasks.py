@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.spark.checkpoint_lab import processed
-from tests.spark.lab import Lab
-from tests.spark.oracle import numbered_rows, ship
+from tests.support.checkpoint_lab import processed
+from tests.support.oracle import numbered_rows, ship
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CheckpointedFunction,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.checkpoint_lab import RETAIN, outputs, processed
-from tests.spark.lab import Lab
-from tests.spark.oracle import numbered_rows, ship
+from tests.support.checkpoint_lab import RETAIN, outputs, processed
+from tests.support.oracle import numbered_rows, ship
+from tests.support.spark_lab import Lab
 
 from cairn import (
     FileSink,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
-from tests.spark.lab import Lab
-from tests.spark.oracle import numbered_rows, ship
+from tests.support.oracle import numbered_rows, ship
+from tests.support.spark_lab import Lab
 
 from cairn import (
     FileSink,

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.patience import PATIENCE
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, expected, numbered_rows
+from tests.support.oracle import OUTPUT, Oracle, expected, numbered_rows
+from tests.support.patience import PATIENCE
+from tests.support.spark_lab import Lab
 
 from cairn import FencedError, FileSink, JobHandle, JobStatus
 

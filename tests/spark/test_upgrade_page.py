@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE
-from tests.spark.programs import QUICK, Program
+from tests.support.patience import PATIENCE
+from tests.support.programs import QUICK, Program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "upgrade.md").read_text()
 pytestmark = pytest.mark.spark

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE
-from tests.spark.lab import Lab
-from tests.spark.oracle import OUTPUT, Oracle, numbered_rows
+from tests.support.oracle import OUTPUT, Oracle, numbered_rows
+from tests.support.patience import PATIENCE
+from tests.support.spark_lab import Lab
 
 from cairn import FileSink, KeyedProcessFunction, NoopSink
 from cairn.errors import CairnError

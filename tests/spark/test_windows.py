@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
-from tests.spark.checkpoint_lab import processed
-from tests.spark.lab import Lab
-from tests.spark.oracle import ship, write_file
+from tests.support.checkpoint_lab import processed
+from tests.support.oracle import ship, write_file
+from tests.support.spark_lab import Lab
 
 from cairn import (
     CountSlidingWindowAssigner,

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from tests.unit.lab import BACKENDS
+from tests.support.state_lab import BACKENDS
 
 
 @pytest.fixture(autouse=True)

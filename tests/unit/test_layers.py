@@ -1,60 +1,43 @@
-"""Imports point one way: a layer may use the layers it is allowed, and heavy libraries stay in few named places."""
+"""The rules of the layout: imports point one way, names are unique, classes and functions stay small.
+
+Exceptions are listed by name. A list may only get shorter: an entry that is not needed any more fails the test, too.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import cairn
+from tests.support.modules import PACKAGE, imports_of, modules
 
-PACKAGE = Path(cairn.__file__).parent
-ALLOWED = {
-    "text": set(),
-    "logs": {"text"},
-    "errors": set(),
-    "config": {"errors"},
-    "model": {"errors", "config"},
-    "storage": {"errors", "config", "model"},
-    "state": {"errors", "config", "model", "storage"},
-    "runtime": {"errors", "config", "model", "storage", "state"},
-    "coordinator": {"errors", "config", "model", "storage"},
-    "connectors": {"errors", "config", "model", "storage"},
-    "view": {"errors", "config", "model", "storage", "state", "runtime", "coordinator"},
-    "web": {"errors", "config", "model", "storage", "state", "runtime", "coordinator", "view"},
-    "api": {"errors", "config", "model", "storage", "state", "runtime", "coordinator", "connectors", "view", "web"},
-    "testing": {"errors", "config", "model", "storage", "state", "runtime", "coordinator"},
-    "testing/simulation": {
-        "errors",
-        "config",
-        "model",
-        "storage",
-        "state",
-        "runtime",
-        "coordinator",
-        "connectors",
-        "view",
-        "web",
-        "api",
-        "testing",
-    },
-    "cli": {
-        "errors",
-        "config",
-        "model",
-        "storage",
-        "state",
-        "runtime",
-        "coordinator",
-        "connectors",
-        "view",
-        "web",
-        "api",
-    },
-}
-EVERYWHERE = {"text", "logs"}
-"""Of use to every layer that lies above them."""
+LAYERS = [
+    {"errors"},
+    {"text"},
+    {"logs", "quantities"},
+    {"config"},
+    {"model"},
+    {"storage"},
+    {"state", "connectors"},
+    {"runtime", "coordinator"},
+    {"snapshots"},
+    {"restore"},
+    {"view"},
+    {"web"},
+    {"job"},
+    {"spark"},
+    {"api"},
+    {"testing", "cli"},
+]
+"""From the bottom to the top. A module imports its own package and packages further down."""
+FORBIDDEN = {("coordinator", "state"), ("coordinator", "connectors"), ("runtime", "connectors")}
+"""Lower packages that a package does without: the coordinator meets the runtime in the records of `model/manifest.py`."""
+BY_ITSELF = {"testing": {"restore", "view", "web", "job", "spark", "api"}}
+"""`cairn.testing` runs functions without a job. The simulation runs whole drivers and is exempt."""
 HEAVY = {
-    "pyspark": ("api/", "cli/", "connectors/"),
+    "pyspark": ("api/", "spark/", "cli/", "connectors/"),
     "psycopg": ("connectors/jdbc.py",),
     "confluent_kafka": ("connectors/kafka.py",),
     "deltalake": ("connectors/delta.py",),
@@ -69,39 +52,44 @@ HEAVY = {
     "rich": ("cli/",),
     "pytest": ("testing/",),
 }
+MAX_LINES = 500
+MAX_PARAMETERS = 6
+MAX_METHODS = 15
+MAX_ATTRIBUTES = 12
+
+OPTIONS_BY_KEYWORD = {"api", "connectors", "testing", "cli"}
+"""Packages that users call, where options are keywords with a default. These do not count as parameters."""
+
+INNER_CLASSES = {"Context", "OnTimerContext", "ReadOnlyContext"}
+"""PyFlink names these classes inside each of its function classes."""
+PYFLINK_PAIRS = {"TimeWindow", "GlobalWindow", "Trigger"}
+"""PyFlink has a window and an assigner of these names, or a base class that others are named after."""
 
 
-def imports_of(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            if node.module == "cairn":
-                found |= {f"cairn.{alias.name}" for alias in node.names}
-            else:
-                found.add(node.module)
-    return found
+def rank(layer: str) -> int:
+    return next(number for number, layers in enumerate(LAYERS) if layer in layers)
 
 
-def modules() -> list[tuple[str, Path]]:
-    return [(str(path.relative_to(PACKAGE)), path) for path in sorted(PACKAGE.rglob("*.py"))]
-
-
-def test_layers_import_only_what_lies_below_them() -> None:
+def test_layers_import_only_layers_below_them() -> None:
+    known = set().union(*LAYERS)
     wrong = []
     for name, path in modules():
         layer = name.split("/")[0].removesuffix(".py")
-        if name.startswith("testing/simulation/"):  # it runs whole drivers
-            layer = "testing/simulation"
-        if layer not in ALLOWED:
+        if layer == "__init__" or name.startswith("testing/simulation/"):
             continue
         for imported in imports_of(path):
             parts = imported.split(".")
-            inside = parts[0] == "cairn" and len(parts) > 1 and parts[1] in ALLOWED
-            if inside and parts[1] not in ALLOWED[layer] | {layer} | (set() if layer in EVERYWHERE else EVERYWHERE):
+            if parts[0] != "cairn" or len(parts) == 1 or parts[1] not in known or parts[1] == layer:
+                continue
+            below = rank(parts[1]) < rank(layer)
+            if not below or (layer, parts[1]) in FORBIDDEN or parts[1] in BY_ITSELF.get(layer, set()):
                 wrong.append(f"{name} imports {imported}")
     assert wrong == []
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {name.split("/")[0].removesuffix(".py") for name, _ in modules()} - {"__init__"}
+    assert packages == set().union(*LAYERS)
 
 
 def test_heavy_libraries_are_imported_in_their_places_only() -> None:
@@ -114,10 +102,203 @@ def test_heavy_libraries_are_imported_in_their_places_only() -> None:
     assert wrong == []
 
 
-def test_public_names_are_these_and_all_can_be_had() -> None:
+def test_no_two_modules_have_the_same_name() -> None:
+    stems = defaultdict(list)
+    for name, path in modules():
+        if path.stem not in ("__init__", "__main__"):
+            stems[singular(path.stem)].append(name)
+    assert [names for names in stems.values() if len(names) > 1] == []
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    homes = defaultdict(set)
+    for name, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name not in INNER_CLASSES:
+                homes[singular(node.name.lstrip("_"))].add(f"{name}: {node.name}")
+    doubled = {word: sorted(names) for word, names in homes.items() if len(names) > 1 and word not in PYFLINK_PAIRS}
+    assert doubled == {}
+
+
+def test_every_module_of_the_api_defines_a_public_name() -> None:
+    public = set(cairn.__all__)
+    without = []
+    for name, path in modules():
+        if name.startswith("api/") and path.stem != "__init__":
+            tree = ast.parse(path.read_text())
+            defined = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+            if not defined & public:
+                without.append(name)
+    assert without == []
+
+
+def test_the_public_names_are_those_that_are_listed() -> None:
     for name in cairn.__all__:
         assert getattr(cairn, name) is not None
     assert sorted(cairn.__all__) == list(cairn.__all__)
-    assert {"StreamExecutionEnvironment", "KeyedProcessFunction", "ValueStateDescriptor", "FileSink"} <= set(
-        cairn.__all__
-    )
+    listed = {name for names in cairn._HOMES.values() for name in names}
+    assert listed | {"__version__"} == set(cairn.__all__) | {"__version__"}
+
+
+def test_no_module_touches_the_private_names_of_another() -> None:
+    wrong = []
+    for name, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cairn"):
+                wrong += [f"{name} imports {alias.name}" for alias in node.names if private(alias.name)]
+    assert wrong == []
+
+
+def test_modules_are_short() -> None:
+    long = {name: lines for name, path in modules() if (lines := len(path.read_text().splitlines())) > MAX_LINES}
+    assert long == {}
+
+
+def test_functions_take_few_parameters() -> None:
+    many = set()
+    for name, path in modules():
+        for owner, function in functions(ast.parse(path.read_text())):
+            arguments = function.args
+            count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+            if name.split("/")[0] in OPTIONS_BY_KEYWORD:
+                count -= sum(default is not None for default in arguments.kw_defaults)
+            first = (arguments.posonlyargs + arguments.args)[:1]
+            count -= bool(first and first[0].arg in ("self", "cls"))
+            if count > MAX_PARAMETERS:
+                many.add(f"{name}: {owner}{function.name}")
+    assert many == MANY_PARAMETERS
+
+
+def test_classes_have_one_job() -> None:
+    large = set()
+    for name, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+                attributes = {
+                    target.attr
+                    for method in methods
+                    for n in ast.walk(method)
+                    if isinstance(n, ast.Assign | ast.AnnAssign | ast.AugAssign)
+                    for target in (n.targets if isinstance(n, ast.Assign) else [n.target])
+                    if isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == "self"
+                }
+                if len(methods) > MAX_METHODS or len(attributes) > MAX_ATTRIBUTES:
+                    large.add(f"{name}: {node.name}")
+    assert large == LARGE_CLASSES
+
+
+def test_no_test_module_is_imported_by_another() -> None:
+    tests = Path(__file__).parents[1]
+    wrong = []
+    for path in sorted(tests.rglob("*.py")):
+        for imported in imports_of(path):
+            if imported.startswith("tests.") and imported.split(".")[-1].startswith("test_"):
+                wrong.append(f"{path.relative_to(tests)} imports {imported}")
+    assert wrong == []
+
+
+def test_unit_tests_lie_where_their_package_does() -> None:
+    unit = Path(__file__).parent
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")} - {Path(".")}
+    assert [str(folder) for folder in sorted(folders) if not (PACKAGE / folder).is_dir()] == []
+
+
+def singular(word: str) -> str:
+    return word.removesuffix("s")
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield owner, node
+            yield from functions(node, f"{owner}{node.name}.")
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{owner}{node.name}.")
+
+
+MANY_PARAMETERS: set[str] = {
+    "api/connected_streams.py: two_input_operator",
+    "api/interval_join.py: _interval",
+    "api/interval_join.py: join",
+    "api/job_handle.py: JobHandle.__init__",
+    "api/job_handle.py: JobHandle._attach",
+    "api/keyed_stream.py: KeyedStream._operator",
+    "cli/job_commands.py: stop_job",
+    "cli/main.py: _job_options",
+    "cli/main.py: doctor",
+    "cli/main.py: plan",
+    "cli/main.py: plan_memory",
+    "cli/main.py: run",
+    "cli/main.py: stop",
+    "cli/main.py: ui",
+    "cli/memory_command.py: plan_memory",
+    "cli/memory_command.py: show_plan",
+    "connectors/kafka.py: KafkaSink.__init__",
+    "connectors/spark_sources.py: KafkaSource.__init__",
+    "coordinator/checkpoint_assembly.py: assembled",
+    "coordinator/checkpoint_assembly.py: completed_info",
+    "coordinator/checkpoint_coordinator.py: CheckpointCoordinator.__init__",
+    "coordinator/checkpoint_statistics.py: operator_stats",
+    "coordinator/epoch_loop.py: EpochLoop.__init__",
+    "job/stopping.py: _stop",
+    "job/stopping.py: stop",
+    "restore/recovery.py: _brought",
+    "restore/recovery.py: _obstacles",
+    "restore/recovery.py: recover",
+    "restore/restored_epoch.py: carry",
+    "restore/restored_epoch.py: restore",
+    "restore/source_logs.py: build_spark_folder",
+    "runtime/batch_operator.py: BatchOperator.__init__",
+    "runtime/keyed_operator.py: ProcessOperator.__init__",
+    "runtime/windowing/aggregate_operator.py: WindowAggregateOperator.__init__",
+    "spark/operator_plan.py: two_inputs",
+    "spark/run_wiring.py: make_coordinator",
+    "state/working_store.py: _Opener.__init__",
+    "state/working_store.py: open_store",
+    "testing/input_harness.py: ProcessHarness.__init__",
+    "testing/input_harness.py: TwoInputHarness.__init__",
+    "testing/keyed_harness.py: KeyedProcessHarness.__init__",
+    "testing/window_harness.py: WindowAggregateHarness.__init__",
+    "testing/window_harness.py: WindowHarness.__init__",
+}
+LARGE_CLASSES: set[str] = {
+    "api/checkpoint_config.py: CheckpointConfig",
+    "api/data_stream.py: DataStream",
+    "api/environment.py: StreamExecutionEnvironment",
+    "api/job_handle.py: JobHandle",
+    "api/keyed_stream.py: KeyedStream",
+    "api/savepoint.py: Savepoint",
+    "api/windowed_stream.py: WindowedStream",
+    "connectors/jdbc.py: JdbcSink",
+    "connectors/kafka.py: KafkaSink",
+    "coordinator/checkpoint_coordinator.py: CheckpointCoordinator",
+    "coordinator/epoch_loop.py: EpochLoop",
+    "coordinator/retained_checkpoints.py: Retained",
+    "model/types.py: Types",
+    "runtime/keyed_operator.py: ProcessOperator",
+    "runtime/operator_state.py: OperatorStates",
+    "runtime/windowing/window_operator.py: WindowOperator",
+    "runtime/windowing/window_operator.py: _View",
+    "runtime/windowing/window_state.py: WindowMap",
+    "snapshots/restorable.py: Snapshot",
+    "state/lmdb_backend.py: LmdbBackend",
+    "state/map_state.py: MapStateHandle",
+    "state/map_state.py: MapTable",
+    "storage/checkpoint_store.py: CheckpointStore",
+    "storage/savepoint_parquet.py: TableWriter",
+    "testing/conformance.py: StateBackendConformance",
+    "testing/faults.py: FaultyFileSystem",
+    "testing/keyed_harness.py: KeyedProcessHarness",
+    "testing/simulation/disk.py: Disk",
+    "testing/simulation/disk.py: SimulatedFileSystem",
+    "testing/simulation/invariants.py: JobModel",
+    "testing/simulation/simulated_driver.py: Driver",
+    "testing/simulation/simulated_history.py: World",
+}

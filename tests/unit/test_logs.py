@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.test_layers import modules
+from tests.support.modules import modules
 
 from cairn.connectors import target_retry as _retry  # noqa: F401 - makes its logger
 from cairn.storage import checkpoint_store
@@ -68,7 +68,7 @@ def test_every_module_takes_its_logger_where_records_are_made_safe() -> None:
 
 
 def test_statistics_that_cannot_be_kept_are_told_in_one_line(log: io.StringIO, tmp_path: Path) -> None:
-    from tests.unit.webjob import info
+    from tests.support.web_job import info
 
     (tmp_path / "a\nb").write_text("a file")
     CheckpointStore(LocalFileSystem(str(tmp_path / "a\nb"))).remember(info(1, 1))

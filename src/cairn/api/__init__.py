@@ -1,1 +1,1 @@
-"""What users call. The layer that joins Spark, the coordinator and the runtime."""
+"""The public API: environment, streams, sinks, the job handle and savepoints. Every module defines a public name."""

@@ -1,1 +1,1 @@
-"""The command line: `main.py` holds the commands, `output.py` what they print, the rest one command each."""
+"""The command line: `main.py` declares the commands, one module per command implements them."""

@@ -1,1 +1,1 @@
-"""On the driver: the epoch loop, what counts as committed, recovery, and clean-up."""
+"""Runs on the driver: the epoch loop, the checkpoint coordinator, compaction and requests to a running job."""

@@ -1,1 +1,1 @@
-"""Nouns shared by all layers: frozen values, no I/O, no Spark."""
+"""Records and user-facing declarations shared by all layers. No I/O, no Spark."""

@@ -1,1 +1,1 @@
-""""""
+"""What a start does before its first epoch: recovery, restore plans, source positions, claims. Without pyspark."""

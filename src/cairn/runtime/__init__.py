@@ -1,1 +1,1 @@
-"""What runs inside Spark's Python workers. Imports pyarrow, never pyspark."""
+"""Runs inside Spark's Python workers. Imports pyarrow, never pyspark."""

@@ -1,1 +1,1 @@
-"""Bytes on a durable file system. The only layer that opens durable files or puts a path together."""
+"""Durable files: the file-system contract, the layout of a job's directory, and every stored format."""

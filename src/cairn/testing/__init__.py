@@ -1,8 +1,8 @@
 """What users test their functions and backends with. Needs neither Spark nor, except `conformance`, a test runner.
 
-* `harness.KeyedProcessHarness` runs a `KeyedProcessFunction` with real state, real commits and simulated failures.
-* `inputs.ProcessHarness` and `inputs.TwoInputHarness` do the same for functions without a key and with two inputs.
-* `windows.WindowHarness` and `windows.WindowAggregateHarness` do the same for windows.
+* `KeyedProcessHarness` runs a `KeyedProcessFunction` with real state, real commits and simulated failures.
+* `ProcessHarness` and `TwoInputHarness` do the same for functions without a key and with two inputs.
+* `WindowHarness` and `WindowAggregateHarness` do the same for windows.
 * `faults.FaultyFileSystem` makes storage fail on cue.
 * `conformance.StateBackendConformance` is the test suite that every state backend must pass.
 """

@@ -1,0 +1,338 @@
+"""The gate between epochs, stopping with a savepoint, notes of stops that died, claims, sources found again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.coordinator_lab import manifest
+from tests.support.patience import PATIENCE
+from tests.support.restore_lab import checkpoint_of, harness, restored, savepoint_of, shape_of
+from tests.unit.coordinator.test_savepoint_coordinator import World
+from tests.unit.restore.test_restore_savepoint import ROWS, Old
+
+from cairn.coordinator.pending_checkpoint import SavepointOrder
+from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidInputError
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
+from cairn.restore.claims import release_claims
+from cairn.restore.source_logs import TICKS, again, copy_sources, folders, lost_files, match_sources, rearranged
+from cairn.spark.savepoint_writer import savepoint_path
+from cairn.storage.filesystem import LocalFileSystem
+
+
+def test_a_shut_gate_waits_for_the_running_epoch_and_holds_the_next() -> None:
+    gate = EpochGate()
+    assert gate.enter()
+    assert not gate.shut(0.05), "the epoch takes too long: the gate is open again"
+    gate.leave()
+    assert gate.shut(1)
+    entered = threading.Event()
+
+    def epoch() -> None:
+        gate.enter()
+        entered.set()
+
+    thread = threading.Thread(target=epoch)
+    thread.start()
+    assert not entered.wait(0.1)
+    gate.open()
+    assert entered.wait(PATIENCE)
+    gate.leave()
+    thread.join()
+
+
+def test_one_more_epoch_passes_a_shut_gate() -> None:
+    gate = EpochGate()
+    assert gate.shut(1)
+    assert not gate.one_more(0.05), "none came"
+    passed: list[int] = []
+
+    def stream() -> None:
+        while gate.enter():
+            passed.append(len(passed))
+            gate.leave()
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    assert gate.one_more(PATIENCE)
+    time.sleep(0.05)
+    assert passed == [0]
+    assert gate.end(PATIENCE)
+    thread.join(PATIENCE)
+    assert not gate.enter()
+    assert not gate.shut(0.1)
+
+
+class Loop:
+    draining = False
+
+
+def served(world: World, stopping: Any) -> Any:
+    """Run the coordinator's steps, and finish what it starts, until the stop has ended."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append(stopping())
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        world.step()
+        for number in list(world.writer.started):
+            world.writer.started.pop(number)(None)
+        thread.join(0.01)
+    return result[0]
+
+
+def stopped(world: World, gate: EpochGate, order: SavepointOrder, loop: Any = None) -> Any:
+    ended: list[bool] = []
+
+    def call() -> Any:
+        return stop(
+            world.files, gate, world.coordinator, loop or Loop(), order, 1, order.drained,
+            lambda: ended.append(True), PATIENCE,
+        )  # fmt: skip
+
+    info = served(world, call)
+    return info, ended
+
+
+def test_a_stop_takes_the_savepoint_of_the_last_epoch_and_ends_the_job(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.commit(3)
+    info, ended = stopped(world, EpochGate(), SavepointOrder("/sp", "r"))
+    assert (info.epoch, ended) == (3, [True])
+    assert world.files.list("stopping") == []
+
+
+def test_if_the_savepoint_fails_the_job_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.commit(3)
+    world.writer.fail = OSError("no room")
+    gate = EpochGate()
+    error, ended = stopped(world, gate, SavepointOrder("/sp", "r"))
+    assert isinstance(error, CheckpointFailedError)
+    assert ended == []
+    assert world.files.list("stopping") == []
+    assert gate.enter(), "the stream goes on"
+
+
+def test_a_drain_runs_one_more_epoch_at_the_end_of_time(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.commit(0)
+    gate, loop = EpochGate(), Loop()
+    seen: list[bool] = []
+
+    def stream() -> None:
+        while gate.enter():
+            seen.append(loop.draining)
+            world.commit(len(seen))
+            gate.leave()
+            if len(seen) > 3:
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=stream, daemon=True)
+    thread.start()
+    info, ended = stopped(world, gate, SavepointOrder("/sp", "r", drained=True), loop)
+    gate.end(PATIENCE)
+    thread.join(PATIENCE)
+    assert ended == [True]
+    assert seen.count(True) == 1
+    assert seen[-1] is True, "no epoch lies after the last one"
+    assert info.epoch == len(seen)
+
+
+def test_a_stop_that_was_asked_for_again_after_the_job_has_gone_on(tmp_path: Path) -> None:
+    """C12: never one batch in both histories."""
+    world = World(tmp_path)
+    world.commit(3)
+    stopped(world, EpochGate(), SavepointOrder("/sp", "same"))
+    again, ended = stopped(world, EpochGate(), SavepointOrder("/sp", "same"))
+    assert (again.epoch, ended) == (3, [True]), "killed before it stopped, and nothing has happened since"
+    world.commit(4)
+    error, ended = stopped(world, EpochGate(), SavepointOrder("/sp", "same"))
+    assert "has gone on to epoch 4" in str(error)
+    assert ended == []
+
+
+def test_a_new_run_tells_what_became_of_a_stop(tmp_path: Path) -> None:
+    """C12."""
+    with harness(Old(), tmp_path / "job") as job:
+        job.push(*ROWS[:10])
+        job.run_epoch()
+    files = LocalFileSystem(str(tmp_path / "job"))
+    for request in ("done", "lost"):
+        note = StopNote(request, str(tmp_path / "sp"), False, 1)
+        files.create(f"stopping/{request}", json.dumps({f: getattr(note, f) for f in note.__struct_fields__}).encode())
+    made = savepoint_of(tmp_path / "job", tmp_path / "sp")
+    Path(made).rename(savepoint_path(str(tmp_path / "sp"), "harness", "done"))
+    complete, lost = tell_of_unfinished_stops(files, "harness", 0)
+    assert "is complete and holds epoch 0" in complete
+    assert "There is no savepoint" in lost
+    assert tell_of_unfinished_stops(files, "harness", 0) == []
+
+
+def test_claims(tmp_path: Path) -> None:
+    """J9: one owner; deleted when enough newer checkpoints exist, by the owner alone."""
+    with harness(Old(), tmp_path / "a") as job:
+        job.push(*ROWS[:10])
+        job.run_epoch()
+        shape = shape_of(job)
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    restored(path, tmp_path / "b", shape, claim_mode="CLAIM")
+    for mode in ("CLAIM", "NO_CLAIM"):
+        with pytest.raises(InvalidInputError, match="claimed by job 'harness' in"):
+            restored(path, tmp_path / "c", shape, claim_mode=mode)
+    assert not (tmp_path / "c").exists()
+    restored(path, tmp_path / "b", shape, claim_mode="CLAIM", restore_again=True)  # its own, again
+    files = LocalFileSystem(str(tmp_path / "b"))
+    assert release_claims(files, 1) == []
+    checkpoint_of(tmp_path / "b", 1)
+    assert release_claims(files, 2) == []
+    assert Path(path).exists()
+    assert release_claims(files, 1) != []
+    assert not Path(path).exists()
+    assert files.list("claims") == []
+    with pytest.raises(InvalidInputError, match="cannot be claimed"):
+        restored(checkpoint_of(tmp_path / "a"), tmp_path / "d", shape, claim_mode="CLAIM")
+
+
+ENTRY = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":5,"conf":{}}'
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "found"),
+    [
+        (["F[a]", "rate"], ["F[a]", "rate"], [0, 1]),
+        (["F[a]", "rate"], ["rate", "F[a]"], [1, 0]),
+        (["F[a]"], ["F[a]", TICKS], [0, None]),
+        (["F[a]", TICKS], ["F[a]"], [0]),
+        (["F[a]", TICKS], ["rate", "F[a]", TICKS], [None, 0, 1]),
+        (["F[a]"], ["F[moved]"], [0]),
+        (["F[a]", "F[b]"], ["F[b]", "F[c]"], [1, 0]),
+        (["F[a]", "F[a]"], ["F[a]", "F[a]"], [0, 1]),
+        (["F[a]", "kafka"], ["F[a]"], [0]),
+        (["F[a]", again(0), "rate"], ["rate", "F[a]"], [2, 0]),
+        (["F[a]"], ["F[a]", again(0)], [0, 0]),
+        (["rate", "F[a]", again(1)], ["F[moved]", again(0), "rate", again(2), TICKS], [1, 1, 0, 0, None]),
+    ],
+)
+def test_sources_are_found_again_by_what_they_read(stored: list[str], wanted: list[str], found: list[Any]) -> None:
+    plan = match_sources(stored, len(stored), wanted)
+    assert [match.stored for match in plan.matches] == found
+    entry = "\n".join([ENTRY, *(f'"p{n}"' for n in range(len(stored)))])
+    lines = rearranged(entry, plan, 0).split("\n")[2:]
+    assert lines == ["-" if n is None else f'"p{n}"' for n in found]
+
+
+def test_sources_of_a_snapshot_that_says_nothing_of_them() -> None:
+    assert [m.stored for m in match_sources([], 2, ["a", "b"]).matches] == [0, 1]
+    assert [m.stored for m in match_sources([], 1, ["a", TICKS]).matches] == [0, None]
+    assert [m.stored for m in match_sources([], 2, ["a"]).matches] == [0]
+    assert [m.stored for m in match_sources([], 0, ["a", "b"]).matches] == [None, None]
+    with pytest.raises(IncompatibleStateError, match=r"1 source\(s\).*the job has 3"):
+        match_sources([], 1, ["a", "b", "c"])
+    assert match_sources(["F[a]"], 1, ["rate"]).notes == [
+        "source 0 (rate) is new and starts at its beginning",
+        "source 0 (F[a]) of the snapshot is gone, and its position with it",
+    ]
+    empty = rearranged("", match_sources([], 0, ["a"]), 77)
+    assert empty.split("\n")[2:] == ["-"]
+    assert json.loads(empty.split("\n")[1])["batchTimestampMs"] == 77
+
+
+def test_a_source_that_is_read_twice_has_one_folder(tmp_path: Path) -> None:
+    assert folders(["a", again(0), "b", again(2), again(9), again(1)], 6) == [0, 0, 1, 1, 2, 3]
+    assert folders([], 2) == [0, 1]
+    for folder in (0, 1):
+        (tmp_path / "sources" / str(folder)).mkdir(parents=True)
+        for number in range(folder + 1):
+            told = {"path": f"file://{tmp_path}/{folder}-{number}", "timestamp": 1, "batchId": number}
+            (tmp_path / "sources" / str(folder) / str(number)).write_text(f"v1\n{json.dumps(told)}")
+    entry = ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":1}'
+    names = ["F[a]", again(0), "F[b]"]
+
+    def copied(target: str, wanted: list[str] | None) -> list[str]:
+        plan = None if wanted is None else match_sources(names, 3, wanted)
+        copy_sources(str(tmp_path / "sources"), str(tmp_path / target), entry, plan, 10, names)
+        return sorted(
+            p.relative_to(tmp_path / target).as_posix() for p in (tmp_path / target).rglob("*") if p.is_file()
+        )
+
+    assert copied("same", None) == ["0/0", "1/0", "1/1"]
+    assert copied("turned", ["F[b]", again(0), "F[a]"]) == ["0/0", "0/1", "1/0"]
+    assert copied("one", ["F[b]"]) == ["0/0", "0/1"]
+    assert lost_files(
+        str(tmp_path / "sources"), ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":0}', names
+    ) == [f"file://{tmp_path}/1-1"]
+    assert match_sources(["F[a]"], 1, ["x", again(0), "F[a]"]).notes == [
+        "source 0 (x) is new and starts at its beginning"
+    ]
+
+
+def test_files_that_were_read_since_and_are_gone(tmp_path: Path) -> None:
+    """J8."""
+    log = tmp_path / "sources" / "0"
+    log.mkdir(parents=True)
+    for number in range(4):
+        (tmp_path / f"in {number}").write_text("rows")
+        told = {"path": f"file://{tmp_path}/in%20{number}", "timestamp": 1, "batchId": number}
+        (log / str(number)).write_text(f"v1\n{json.dumps(told)}")
+    entry = ENTRY + '\n{"logOffset":1}'
+    assert lost_files(str(tmp_path / "sources"), entry) == []
+    (tmp_path / "in 0").unlink()
+    assert lost_files(str(tmp_path / "sources"), entry) == [], "read before: not needed"
+    (tmp_path / "in 3").unlink()
+    assert lost_files(str(tmp_path / "sources"), entry) == [f"file://{tmp_path}/in%203"]
+    copy_sources(str(tmp_path / "sources"), str(tmp_path / "copy"), entry, match_sources(["F"], 1, ["x", "F"]), 10)
+    assert sorted(p.relative_to(tmp_path / "copy").as_posix() for p in (tmp_path / "copy").rglob("[0-9]")) == [
+        "1", "1/0", "1/1",
+    ]  # fmt: skip
+
+
+def test_the_end_of_time_fires_every_timer_also_those_of_its_own_rows(tmp_path: Path) -> None:
+    with harness(Old(), tmp_path / "job") as job:
+        job.push(*ROWS[:10])
+        job.run_epoch()
+        assert len(job.timers()) == 10
+        job._loop.draining = True
+        job.push(*ROWS[10:14])
+        job.run_epoch()
+        assert job.timers() == []
+        assert sum(metrics.timers_fired for _, _, metrics in job.reports[-1].tasks) == 14
+        job._loop.draining = False
+        manifest = job.manifest
+        assert manifest is not None
+        assert manifest.watermark < 1 << 62, "if the job goes on, it goes on with its own time"
+
+
+def test_a_stop_finishes_an_epoch_whose_output_is_not_published_yet(tmp_path: Path) -> None:
+    """After a crash between commit and publication Spark asks for the epoch again, which must pass the shut gate."""
+    world = World(tmp_path)
+    world.commit(3)
+    world.coordinator._published = False
+    gate = EpochGate()
+    rolled_forward = []
+
+    def spark() -> None:
+        if gate.enter():
+            world.coordinator.epoch_committed(manifest(3), ())
+            rolled_forward.append(3)
+            gate.leave()
+
+    gate.shut(10)
+    threading.Thread(target=spark, daemon=True).start()
+    order = SavepointOrder("/sp", "r")
+    info = served(
+        world, lambda: stop(world.files, gate, world.coordinator, Loop(), order, 1, False, lambda: None, PATIENCE)
+    )
+    assert not isinstance(info, Exception), info
+    assert rolled_forward == [3]
