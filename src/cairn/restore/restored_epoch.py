@@ -47,10 +47,17 @@ _READERS = 16
 
 
 def snapshot_damage(snapshot: Snapshot) -> str:
-    """What is missing or damaged of a snapshot, every byte of it read; empty if nothing is."""
+    """What is missing or damaged of a snapshot, every byte of it read; empty if nothing is.
+
+    Raises `StorageError` if the storage fails: a savepoint that cannot be read right now is not damaged.
+    """
     if snapshot.checkpoint is not None:
         return damage(snapshot.files, snapshot.checkpoint.manifest, thorough=True, checkpoint=snapshot.checkpoint)
-    wrong = [problem.why for problem in verify(snapshot.path) if problem.damage]
+    problems = verify(snapshot.path)
+    wrong = [problem.why for problem in problems if problem.damage and problem.unread is None]
+    unread = next((problem.unread for problem in problems if problem.unread is not None), None)
+    if unread is not None and not wrong:
+        raise unread
     return "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
 
 

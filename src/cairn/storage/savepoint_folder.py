@@ -141,7 +141,7 @@ def read_savepoint(path: str) -> SavepointMetadata:
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"{root} is no savepoint: it has no {layout.METADATA}", path=root) from None
     except OSError as error:
-        raise StorageError(f"cannot read {name}: {error.strerror or error}", path=name) from error
+        raise StorageError(f"cannot read {name}: {error.strerror or error}", path=name, errno=error.errno) from error
     return decode_savepoint(data, name)
 
 
@@ -199,7 +199,7 @@ def mapped(root: str, file: TableFile | SourceFile) -> pa.Buffer:
     except FileNotFoundError:
         raise CorruptFileError(f"{name} is missing", path=name) from None
     except OSError as error:
-        raise StorageError(f"cannot read {name}: {error.strerror or error}", path=name) from error
+        raise StorageError(f"cannot read {name}: {error.strerror or error}", path=name, errno=error.errno) from error
     try:
         info = os.fstat(descriptor)
         if info.st_size != file.size:
@@ -229,6 +229,8 @@ class Problem:
     why: str
     damage: bool = True
     """False for what no reader looks at."""
+    unread: StorageError | None = None
+    """Set if the storage failed to read the file, which says nothing about its bytes."""
 
 
 def verify(path: str, progress: Progress | None = None) -> list[Problem]:
@@ -243,8 +245,10 @@ def verify(path: str, progress: Progress | None = None) -> list[Problem]:
     for file in named_files(metadata):
         try:
             mapped(root, file)
-        except (CorruptFileError, StorageError) as error:
+        except CorruptFileError as error:
             problems.append(Problem(file.path, error.message))
+        except StorageError as error:
+            problems.append(Problem(file.path, error.message, unread=error))
         if progress is not None:
             progress(file.size)
     known = {file.path for file in named_files(metadata)} | {layout.METADATA, layout.CLAIMED}

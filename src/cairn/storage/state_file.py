@@ -201,7 +201,9 @@ class StateFile:
         except ValueError:
             raise CorruptFileError(f"state file {path} is damaged: it is empty", path=path) from None
         except OSError as error:
-            raise StorageError(f"cannot read state file {path}: {error.strerror or error}", path=path) from error
+            raise StorageError(
+                f"cannot read state file {path}: {error.strerror or error}", path=path, errno=error.errno
+            ) from error
         return cls(mapped, path, checksum, size, place)
 
     def _bytes(self, offset: int, length: int) -> bytes:

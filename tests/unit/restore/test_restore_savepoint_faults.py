@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.state_move import LocalMover
 from cairn.runtime.declared_states import Declared
+from cairn.storage import regular_files
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.savepoint_folder import encode_savepoint, is_savepoint, read_savepoint, verify
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit
@@ -72,6 +74,29 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
     refused(Old(), "is missing", CorruptFileError)
     with pytest.raises(NotFoundError, match="no checkpoint and no savepoint"):
         restored(str(tmp_path), tmp_path / "b", shape_of(harness(Old(), tmp_path / "shape")))
+
+
+def test_a_savepoint_that_cannot_be_read_right_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_old(tmp_path / "a")
+    path = savepoint_of(tmp_path / "a", tmp_path / "sp")
+    with harness(Old(), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    opened = regular_files.open_file
+
+    def cut_off(name: str, *more: Any) -> int:
+        if name.endswith(".parquet"):
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was cut")
+        return opened(name, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(regular_files, "open_file", cut_off)
+        with pytest.raises(StorageError, match=r"cannot read .*: the connection was cut"):
+            restored(path, tmp_path / "b", shape)
+        assert all(problem.unread for problem in verify(path))
+    assert not (tmp_path / "b").exists()
+    restored(path, tmp_path / "b", shape)
 
 
 def test_functions_that_cannot_be_asked(tmp_path: Path) -> None:
