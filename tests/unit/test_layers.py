@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import cairn
 from tests.support.modules import PACKAGE, imports_of, modules
+
+import cairn
 
 LAYERS = [
     {"errors"},
@@ -33,7 +34,7 @@ LAYERS = [
 ]
 """From the bottom to the top. A module imports its own package and packages further down."""
 FORBIDDEN = {("coordinator", "state"), ("coordinator", "connectors"), ("runtime", "connectors")}
-"""Lower packages that a package does without: the coordinator meets the runtime in the records of `model/manifest.py`."""
+"""Lower packages that a package does without. The coordinator and the runtime meet in `model/manifest.py`."""
 BY_ITSELF = {"testing": {"restore", "view", "web", "job", "spark", "api"}}
 """`cairn.testing` runs functions without a job. The simulation runs whole drivers and is exempt."""
 HEAVY = {
@@ -194,9 +195,11 @@ def test_no_test_module_is_imported_by_another() -> None:
     tests = Path(__file__).parents[1]
     wrong = []
     for path in sorted(tests.rglob("*.py")):
-        for imported in imports_of(path):
-            if imported.startswith("tests.") and imported.split(".")[-1].startswith("test_"):
-                wrong.append(f"{path.relative_to(tests)} imports {imported}")
+        wrong += [
+            f"{path.relative_to(tests)} imports {imported}"
+            for imported in imports_of(path)
+            if imported.startswith("tests.") and imported.split(".")[-1].startswith("test_")
+        ]
     assert wrong == []
 
 
