@@ -44,7 +44,8 @@ from cairn.model.pyflink_names import PyFlinkNames
 from cairn.restore.planned_epoch import complete_plan
 from cairn.restore.recovery import Recovered, Restorer, plan_restore, recover
 from cairn.restore.restore_plan import JobShape, RestorePlan
-from cairn.restore.source_logs import COLLECTION, COMPACT_INTERVAL, TICKS, is_again
+from cairn.restore.source_logs import COMPACT_INTERVAL
+from cairn.restore.source_matching import COLLECTION, TICKS, is_again
 from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.snapshots.restorable import find
 from cairn.spark.arrow_batches import ArrowBatches

@@ -10,7 +10,8 @@ from cairn.errors import CorruptFileError, IncompatibleStateError
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import Manifest
 from cairn.quantities import shell_word
-from cairn.restore.source_logs import moved_sources, positions_of
+from cairn.restore.source_logs import positions_of
+from cairn.restore.source_matching import moved_sources
 from cairn.storage import layout, regular_files
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem

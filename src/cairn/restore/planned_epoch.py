@@ -19,7 +19,8 @@ from typing import Any
 
 from cairn.errors import CorruptFileError
 from cairn.logs import get_logger
-from cairn.restore.source_logs import FILES, folders, is_file_position, positions_of
+from cairn.restore.source_logs import is_file_position, positions_of
+from cairn.restore.source_matching import FILES, folders
 from cairn.restore.spark_logs import numbers, read_text
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem

@@ -16,7 +16,8 @@ from cairn.model.evolution import StateChange, StateDeclaration, both_schemas, c
 from cairn.model.keygroups import default_max_parallelism
 from cairn.model.manifest import StateSpec
 from cairn.model.state_names import choices, meant, spelled
-from cairn.restore.source_logs import SourcePlan, match_sources, positions_of
+from cairn.restore.source_logs import positions_of
+from cairn.restore.source_matching import SourcePlan, match_sources
 from cairn.runtime.declared_states import Declared
 from cairn.snapshots.restorable import Snapshot, StoredOperator
 from cairn.state.type_conversion import Conversion

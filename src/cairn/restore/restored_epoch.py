@@ -25,10 +25,10 @@ from cairn.restore.source_logs import (
     build_spark_folder,
     copy_sources,
     lost_files,
-    match_sources,
     positions_of,
     rearranged,
 )
+from cairn.restore.source_matching import match_sources
 from cairn.restore.spark_logs import commit_batch
 from cairn.snapshots.restorable import Snapshot
 from cairn.state.section_changes import StateFiles

@@ -1,267 +1,31 @@
 """Spark's own logs around a restore: positions of sources, the logs that file sources keep, and a folder made of them.
 
-An entry of Spark's offset log is a version line, a line of metadata and a line per source, by number. A snapshot also
-says what each source reads, so that sources are found again when others were added, removed or put in another order.
-
-A source that a plan mentions twice has two lines in an entry and one folder of logs: folders are numbered without such
-repetitions. Its later names are `same as source <n>`.
+An entry of Spark's offset log is a version line, a line of metadata and a line for each source, by number.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError
+from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.model.limits import read_positions
+from cairn.restore.source_matching import SourcePlan, folders
 from cairn.restore.spark_logs import MAX_LOG, read_text, sealed
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import sync
 
 COMPACT_INTERVAL = 10
 """Spark's default of spark.sql.streaming.fileSource.log.compactInterval."""
-TICKS = "cairn-ticks"
-"""The source that makes an epoch at every trigger in jobs with timers. It is always the last one."""
-COLLECTION = "cairn-script"
-"""A collection, or a script for tests. Both end."""
-FILES = "FileSource"
-"""What Spark calls a source of files; the directory follows in brackets."""
-NAME_OPTION = "cairn.source"
-"""An option of any source: what it is called, so that it is found again whatever its other options are."""
 _NO_POSITION = "-"
-_KAFKA_INPUT = ("subscribe", "subscribepattern", "assign")
-_SECRET = re.compile("password|passwd|secret|token|credential|key")
-_DROP = (
-    "set execution.state-recovery.ignore-unclaimed-state=true (--allow-non-restored-state): the positions are dropped, "
-    "and the sources of the job start at their beginning."
-)
-_AGAIN = "same as source "
-
-
-def again(number: int) -> str:
-    """The name of a source that is the one of an earlier number."""
-    return f"{_AGAIN}{number}"
-
-
-def is_again(name: str) -> bool:
-    return name.startswith(_AGAIN)
-
-
-def _origin(names: Sequence[str], number: int) -> int:
-    """The number at which a source is mentioned first."""
-    told = re.fullmatch(rf"{_AGAIN}(\d{{1,4}})", names[number])
-    first = int(told[1]) if told else number
-    return first if first < number and not names[first].startswith(_AGAIN) else number
-
-
-def folders(names: Sequence[str], positions: int) -> list[int]:
-    """The folder that each position's source has below `sources/`; `names` may not be known."""
-    if len(names) != positions:
-        return list(range(positions))
-    made: list[int] = []
-    count = 0
-    for number in range(positions):
-        origin = _origin(names, number)
-        made.append(made[origin] if origin < number else count)
-        count += origin == number
-    return made
-
-
-@dataclass(frozen=True, slots=True)
-class SourceMatch:
-    """What a source of the job goes on from: the source of the snapshot with this number, or None for its beginning."""
-
-    name: str
-    stored: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePlan:
-    """The sources of a job in their order, and those of the snapshot that nothing goes on from."""
-
-    matches: tuple[SourceMatch, ...]
-    left: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    """Why the sources cannot be told apart; a restore is refused then."""
-    doubts: tuple[str, ...] = ()
-    """What was taken for granted."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What people should know before they start."""
-        told = [
-            f"source {number} ({match.name}) is new and starts at its beginning"
-            for number, match in enumerate(self.matches)
-            if match.stored is None and match.name != TICKS and not match.name.startswith(_AGAIN)
-        ]
-        gone = [f"source {name} of the snapshot is gone, and its position with it" for name in self.left]
-        return [*self.doubts, *told, *gone]
-
-
-def source_name(base: str, options: Mapping[str, str]) -> str:
-    """What a source is called in snapshots: what Spark calls it, and a mark that tells it from others of its kind.
-
-    The mark is the option `cairn.source`, or made of the options that say what is read. It is a hash, because options
-    may hold secrets; those that name a secret, and all of Kafka but the topics, are left out, so that they can change.
-    """
-    base = re.sub(r"^(cairn-\w+)-\d+-\d+$", r"\1", base)  # generated sources are registered under a number
-    given = {key.lower(): value for key, value in options.items()}
-    if NAME_OPTION in given:
-        return f"{base}{{{given[NAME_OPTION]}}}"
-    chosen = {
-        key: value
-        for key, value in given.items()
-        if (key in _KAFKA_INPUT if base == "kafka" else key != "path" and not _SECRET.search(key))
-    }
-    if not chosen:
-        return base
-    return f"{base}{{{hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]}}}"
-
-
-def match_sources(stored: Sequence[str], positions: int, wanted: Sequence[str], drop: bool = False) -> SourcePlan:
-    """Find the sources of a snapshot again: by what they read and how, then by what they read, then by their kind.
-
-    Where that leaves more than one way, the plan has a problem: a source must not go on from another one's position.
-    With `drop` such sources start at their beginning instead. `stored` may be empty for a snapshot that says nothing
-    of its sources; then they are taken by number, which works only for as many as there were (and one more or less for
-    the ticks of a job with timers).
-    """
-    if len(stored) != positions:
-        return _by_number(positions, wanted)
-    search = _Search(stored, wanted)
-    for alike in (_same, _place, _kind):
-        search.look(alike, drop)
-    matches = tuple(SourceMatch(name, search.found.get(_origin(wanted, number))) for number, name in enumerate(wanted))
-    left = tuple(f"{p} ({stored[p]})" for p in search.left() if stored[p] != TICKS)
-    return SourcePlan(matches, left, tuple(search.problems), tuple(search.doubts))
-
-
-def moved_sources(stored: Sequence[str], positions: int, wanted: Sequence[str]) -> str:
-    """Why a job cannot go on from positions by number; empty if each source stands where it stood, as far as is known.
-
-    Another number of sources is left to Spark, which refuses it.
-    """
-    if len(stored) != positions or len(wanted) != positions:
-        return ""
-    plan = match_sources(stored, positions, wanted)
-    same = all(
-        match.stored == _origin(stored, number) == _origin(wanted, number) for number, match in enumerate(plan.matches)
-    )
-    if same and not plan.problems:
-        return ""
-    before, now = ("; ".join(f"{n}: {name}" for n, name in enumerate(names)) for names in (stored, wanted))
-    return f"the positions are those of the sources {before}. The job now reads {now}."
-
-
-class _Search:
-    """The sources that are found so far, from the closest likeness to the loosest."""
-
-    def __init__(self, stored: Sequence[str], wanted: Sequence[str]) -> None:
-        self.stored = stored
-        self.wanted = wanted
-        self.found: dict[int, int] = {}
-        self.problems: list[str] = []
-        self.doubts: list[str] = []
-        self._free = {number for number in range(len(stored)) if _origin(stored, number) == number}
-        self._open = {number for number in range(len(wanted)) if _origin(wanted, number) == number}
-        self._stored_once = sorted(self._free)
-
-    def left(self) -> list[int]:
-        """The sources of the snapshot that nobody goes on from."""
-        return [number for number in self._stored_once if number not in self.found.values()]
-
-    def look(self, alike: Callable[[str], str], drop: bool) -> None:
-        for told in dict.fromkeys(alike(self.wanted[number]) for number in sorted(self._open)):
-            mine = [number for number in sorted(self._open) if alike(self.wanted[number]) == told]
-            there = [place for place in sorted(self._free) if alike(self.stored[place]) == told]
-            if not there:
-                continue
-            self._open -= set(mine)
-            self._free -= set(there)
-            problem = self._problem(alike, mine, there)
-            if not problem:
-                self.found |= zip(mine, there, strict=True)
-                self._doubt(alike, mine, there)
-            elif not drop:
-                self.problems.append(problem)
-
-    def _problem(self, alike: Callable[[str], str], mine: list[int], there: list[int]) -> str:
-        if alike is _kind and _kind(self.wanted[mine[0]]) == FILES:
-            return (
-                f"{_shown(mine, self.wanted)} of the job reads another place than {_shown(there, self.stored)} of the "
-                "snapshot, which knows the files that were read by their paths. If it is the same input and was moved, "
-                "let it be read under its old path, for example through a link: else every file would be read again. "
-                f"If it is another input, {_DROP}"
-            )
-        sure = alike is _same or (alike is _place and not any(_mark(self.stored[place]) for place in there))
-        if len(mine) == len(there) and (sure or len(mine) == 1):
-            return ""
-        return (
-            f"{_shown(mine, self.wanted)} of the job may go on from {_shown(there, self.stored)} of the snapshot, and "
-            "nothing tells which from which: a wrong choice would leave input out and read other input again. Read as "
-            "many sources with the same options as before, in the same order; give each a name of its own, "
-            f".option('{NAME_OPTION}', '<name>'), before the next snapshot to be free of this. Or {_DROP}"
-        )
-
-    def _doubt(self, alike: Callable[[str], str], mine: list[int], there: list[int]) -> None:
-        ours, theirs = _shown(mine, self.wanted), _shown(there, self.stored)
-        if len(mine) > 1:
-            self.doubts.append(
-                f"{ours} go on from {theirs} of the snapshot in this order, since nothing else tells them apart; give "
-                f"each a name of its own: .option('{NAME_OPTION}', '<name>')"
-            )
-        elif alike is _kind or (
-            alike is _place and _mark(self.stored[there[0]]) and _kind(self.wanted[mine[0]]) != FILES
-        ):
-            self.doubts.append(f"{ours} goes on from {theirs} of the snapshot: other options, but the only one like it")
-
-
-def _shown(numbers: Sequence[int], names: Sequence[str]) -> str:
-    return ", ".join(f"source {number} ({names[number]})" for number in numbers)
-
-
-def _by_number(positions: int, wanted: Sequence[str]) -> SourcePlan:
-    count = len(wanted)
-    ticks = bool(wanted) and wanted[-1] == TICKS
-    if positions not in (0, count, count - 1 if ticks else count + 1):  # the ticks may be new, or gone
-        raise IncompatibleStateError(
-            f"the snapshot has positions of {positions} source(s) and does not say what they read; the job has "
-            f"{count}. Read as many as before: a stream that feeds two branches counts twice.",
-            stored=positions,
-        )
-    return SourcePlan(tuple(SourceMatch(n, i if i < positions else None) for i, n in enumerate(wanted)))
-
-
-def _same(name: str) -> str:
-    return name
-
-
-def _mark(name: str) -> str:
-    """What tells a source from others that read the same place, or the same kind of place."""
-    found = re.search(r"\{([^{}]*)\}$", name)
-    return found[1] if found else ""
-
-
-def _place(name: str) -> str:
-    """What is read, without the options. `file:/in/` and `/in` are one place."""
-    kind, bracket, path = re.sub(r"\{[^{}]*\}$", "", name).partition("[")
-    if kind == FILES:
-        path = re.sub(r"^file:/+", "/", path.removesuffix("]")).rstrip("/")
-    return kind + bracket + path
-
-
-def _kind(name: str) -> str:
-    return re.split(r"[\[{]", name, maxsplit=1)[0]
 
 
 def positions_of(offsets: str) -> list[Any]:

@@ -25,7 +25,7 @@ from cairn.coordinator.compactor import ranges_of
 from cairn.errors import CheckpointFailedError, EpochFailedError, InvalidInputError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, OperatorState, StateHandle, TaskAck
-from cairn.restore.source_logs import FILES, again, source_name
+from cairn.restore.source_matching import FILES, again, source_name
 from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.map_functions import SimpleSpec, run_simple
 from cairn.runtime.task import run_task
@@ -211,7 +211,7 @@ def sink_reader(tag: int) -> Reader:
 
 def source_names(frame: DataFrame) -> list[str]:
     """What the sources of a stream read, in the order of the positions that Spark logs. A relation that is used twice
-    in the same form is one source with two positions (`restore/source_logs.py`)."""
+    in the same form is one source with two positions (`restore/source_matching.py`)."""
     found: list[tuple[Any, int]] = []
     names: list[str] = []
     todo = [frame._jdf.queryExecution().analyzed()]

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from cairn.coordinator.checkpoint_statistics import Tasks
 from cairn.logs import get_logger
 from cairn.model.manifest import TaskAck
-from cairn.restore.source_logs import is_again
+from cairn.restore.source_matching import is_again
 
 _log = get_logger("cairn.checkpoint")
 _PATIENCE = 0.1

@@ -20,7 +20,8 @@ from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidI
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
 from cairn.restore.claims import release_claims
-from cairn.restore.source_logs import TICKS, again, copy_sources, folders, lost_files, match_sources, rearranged
+from cairn.restore.source_logs import copy_sources, lost_files, rearranged
+from cairn.restore.source_matching import TICKS, again, folders, match_sources
 from cairn.spark.savepoint_writer import savepoint_path
 from cairn.storage.filesystem import LocalFileSystem
 

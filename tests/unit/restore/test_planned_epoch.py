@@ -10,7 +10,7 @@ import pytest
 
 from cairn.errors import CorruptFileError
 from cairn.restore.planned_epoch import complete_plan
-from cairn.restore.source_logs import TICKS, again
+from cairn.restore.source_matching import TICKS, again
 
 FILE = "FileSource[/in]"
 NOW = 5_000

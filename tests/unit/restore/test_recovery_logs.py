@@ -24,7 +24,8 @@ from cairn.job.failure_causes import note_damage
 from cairn.model.manifest import Manifest, gave_up
 from cairn.restore.recovery import Recovered, recover
 from cairn.restore.restore_plan import JobShape
-from cairn.restore.source_logs import TICKS, again, build_spark_folder, moved_sources
+from cairn.restore.source_logs import build_spark_folder
+from cairn.restore.source_matching import TICKS, again, moved_sources
 from cairn.restore.spark_logs import read_log, sealed
 from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import layout

@@ -22,7 +22,7 @@ from cairn.restore.claims import claim, release_claims
 from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.restored_epoch import next_epoch
-from cairn.restore.source_logs import match_sources, source_name
+from cairn.restore.source_matching import match_sources, source_name
 from cairn.restore.state_move import LocalMover
 from cairn.snapshots.restorable import find
 from cairn.snapshots.snapshot import open_snapshot, retained

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from cairn.restore.source_logs import again
+from cairn.restore.source_matching import again
 from cairn.spark.task_progress import SourceRows, places_of
 
 
