@@ -16,7 +16,7 @@ from tests.support.patience import PATIENCE
 
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
-from cairn.restore.restored_epoch import damage
+from cairn.restore.damage import damage
 from cairn.state.section_changes import StateFiles
 from cairn.storage.chain_merge import compact
 from cairn.storage.checkpoint_store import CheckpointStore

@@ -19,6 +19,7 @@ from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, Val
 from cairn.model.functions import KeyedProcessFunction
 from cairn.restore.log_agreement import spark_batches
 from cairn.restore.recovery import recover
+from cairn.restore.start_request import StartRequest
 from cairn.snapshots import compact_task
 from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem
@@ -132,7 +133,7 @@ class World:
             path.write_text(f"v1\n{json.dumps(metadata)}\n{epoch}")
 
     def start(self, files: Any) -> Loop:
-        recovered = recover(files, "job", "job", self.settings, self.parallelism, 128, [UID], now_ms=0)
+        recovered = recover(StartRequest(files, "job", "job", self.settings, self.parallelism, 128, [UID]), now_ms=0)
         probe = KeyedProcessHarness(
             Ledger(), "key", INPUT, OUTPUT, backend=self.settings.backend, parallelism=self.parallelism
         )

@@ -15,7 +15,7 @@ from cairn.coordinator import compactor, epoch_loop
 from cairn.coordinator.acks import accept
 from cairn.job import retention
 from cairn.model.manifest import Garbage, TaskAck
-from cairn.restore import recovery, restored_epoch
+from cairn.restore import newest_epoch, recovery, restored_epoch
 from cairn.runtime import task
 from cairn.snapshots import compact_task
 from cairn.spark import savepoint_writer
@@ -194,7 +194,7 @@ def the_working_store_is_ahead_of_the_commit(patch: Patch) -> None:
 
 
 def recovery_takes_an_older_manifest(patch: Patch) -> None:
-    newest = recovery._newest
+    newest = newest_epoch.newest_epoch
 
     def wrapped(files: Any, run: int | None = None) -> Any:
         found = newest(files, run)
@@ -202,7 +202,8 @@ def recovery_takes_an_older_manifest(patch: Patch) -> None:
             return found
         return ManifestStore(files).load(found.epoch - 1)
 
-    patch.setattr(recovery, "_newest", wrapped)
+    for module in (recovery, newest_epoch):
+        patch.setattr(module, "newest_epoch", wrapped)
 
 
 def checkpoints_go_before_the_next_is_complete(patch: Patch) -> None:

@@ -14,9 +14,10 @@ from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint_records import SavepointMetadata
-from cairn.restore.recovery import Recovered, Restorer, recover
+from cairn.restore.recovery import Recovered, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.snapshot_origin import note_taken
+from cairn.restore.start_request import Restorer, StartRequest
 from cairn.restore.state_move import LocalMover, Mover
 from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.table_tasks import TableWork, assembled, write_tables
@@ -94,11 +95,11 @@ def restored(
     **settings: Any,
 ) -> Recovered:
     """What a start from a snapshot does before its first epoch."""
-    return recover(
+    start = StartRequest(
         files or LocalFileSystem(str(folder)), "harness", "harness", Settings(restore_path=path, **settings),
-        shape.parallelism, groups, list(shape.operators), now_ms=now_ms,
-        restorer=Restorer(lambda: shape, mover or LocalMover()),
+        shape.parallelism, groups, list(shape.operators), restorer=Restorer(lambda: shape, mover or LocalMover()),
     )  # fmt: skip
+    return recover(start, now_ms)
 
 
 def newest(folder: Path) -> Manifest:

@@ -42,10 +42,11 @@ from cairn.model.ddl import key_ddl
 from cairn.model.descriptors import Time
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.restore.planned_epoch import complete_plan
-from cairn.restore.recovery import Recovered, Restorer, plan_restore, recover
+from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape, RestorePlan
 from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.restore.source_matching import COLLECTION, TICKS, is_again
+from cairn.restore.start_request import Restorer, StartRequest
 from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.snapshots.restorable import find
 from cairn.spark.arrow_batches import ArrowBatches
@@ -327,13 +328,13 @@ class StreamExecutionEnvironment(PyFlinkNames):
             self._start_sinks(files.root)
 
         with held(settings.restore_path):
-            return recover(
+            start = StartRequest(
                 files, handle.job_id, handle.name, settings, settings.parallelism, groups,
-                [spec.uid for spec in self._operators], now_ms=int(time.time() * 1000),
-                prepare=prepare, thorough=thorough, compact_interval=self._compact_interval(),
+                [spec.uid for spec in self._operators], compact_interval=self._compact_interval(),
                 restorer=Restorer(self._shape, SparkMover(self.spark)),
                 sources=lambda: self._source_names(final_frame(self._sinks)[0]),
             )  # fmt: skip
+            return recover(start, int(time.time() * 1000), prepare, thorough)
 
     def _compact_interval(self) -> int:
         return int(self.spark.conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL)

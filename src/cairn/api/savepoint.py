@@ -25,7 +25,7 @@ from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
-from cairn.restore.source_logs import COMPACT_INTERVAL, copy_sources
+from cairn.restore.source_logs import COMPACT_INTERVAL, StoredSources, copy_sources
 from cairn.runtime.state_registry import spec_of
 from cairn.snapshots.snapshot import (
     TIMERS,
@@ -427,12 +427,10 @@ class Savepoint:
                 _copy_file((snapshot.path, file, target, file.path))
             return snapshot.metadata.sources
         copy_sources(
-            snapshot.sources,
+            StoredSources(snapshot.sources, snapshot.metadata.offsets, snapshot.metadata.source_names),
             os.path.join(target, layout.SOURCES),
-            snapshot.metadata.offsets,
             None,
             int(self._session().conf.get(_INTERVAL, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
-            snapshot.metadata.source_names,
         )
         files = LocalFileSystem(target)
         return [

@@ -19,7 +19,7 @@ from cairn.errors import (
 )
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.quantities import shell_word
-from cairn.restore.restored_epoch import damage
+from cairn.restore.damage import damage
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem

@@ -12,6 +12,7 @@ from cairn.model.manifest import Manifest
 from cairn.quantities import shell_word
 from cairn.restore.source_logs import positions_of
 from cairn.restore.source_matching import moved_sources
+from cairn.restore.spark_logs import batches
 from cairn.storage import layout, regular_files
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
@@ -19,11 +20,7 @@ from cairn.storage.filesystem import LocalFileSystem
 
 def spark_batches(job_dir: str, log: str, folder: str = layout.SPARK) -> list[int]:
     """The batch numbers in one of Spark's logs, ascending."""
-    try:
-        names = os.listdir(os.path.join(job_dir, folder, log))
-    except FileNotFoundError:
-        return []
-    return sorted(int(name) for name in names if name.isdigit())
+    return batches(os.path.join(job_dir, folder, log))
 
 
 def spark_folders(files: LocalFileSystem) -> list[str]:

@@ -21,7 +21,7 @@ from cairn.errors import CorruptFileError
 from cairn.logs import get_logger
 from cairn.restore.source_logs import is_file_position, positions_of
 from cairn.restore.source_matching import FILES, folders
-from cairn.restore.spark_logs import numbers, read_text
+from cairn.restore.spark_logs import batches, read_text
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 
@@ -35,9 +35,9 @@ def complete_plan(folder: str, names: Sequence[str], now_ms: int) -> int | None:
     `folder` is the query's checkpointLocation, `names` are its sources in the order of the positions that Spark logs.
     Called by a run that owns the job, before its query starts.
     """
-    planned = numbers(os.path.join(folder, "offsets"))
+    planned = batches(os.path.join(folder, "offsets"))
     newest = planned[-1] if planned else -1
-    if newest != max(numbers(os.path.join(folder, "commits")), default=-1):
+    if newest != max(batches(os.path.join(folder, "commits")), default=-1):
         return None  # the newest entry was not processed: Spark begins with that one
     head, positions = _last_entry(folder, newest, len(names))
     if head is None or len(positions) != len(names):

@@ -11,6 +11,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -28,6 +29,33 @@ COMPACT_INTERVAL = 10
 _NO_POSITION = "-"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSources:
+    """The sources' own logs as a job or snapshot has them, and the entry of the offset log with their positions."""
+
+    folder: str
+    offsets: str
+    names: Sequence[str] = ()
+    """The names of the sources by position; empty if they are not known."""
+
+    def positions(self) -> list[tuple[int, Any]]:
+        """The number of each source's folder, and its position."""
+        positions = positions_of(self.offsets)
+        return list(zip(folders(self.names, len(positions)), positions, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredLogs:
+    """What Spark's logs say after a restore, for the sources of the job."""
+
+    epoch: int
+    offsets: str
+    in_flight: str = ""
+    """The entry of the epoch after it, if the snapshot was taken while that one ran."""
+    restores: Sequence[tuple[int, int]] = ()
+    """The restores in place up to this one, with the epoch that each went back to."""
+
+
 def positions_of(offsets: str) -> list[Any]:
     """The position of each source in an entry of Spark's offset log; None for one that has none."""
     try:
@@ -37,13 +65,14 @@ def positions_of(offsets: str) -> list[Any]:
 
 
 def rearranged(offsets: str, plan: SourcePlan, time_ms: int) -> str:
-    """An entry of the offset log for the job's sources; one without positions if the snapshot has none."""
+    """An entry of the offset log for the job's sources, without positions if the snapshot has none."""
     if not offsets:
         head = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms, "conf": {}})]
         return "\n".join([*head, *(_NO_POSITION for _ in plan.matches)])
     lines = offsets.split("\n")
-    known = lines[2:]
-    chosen = [known[m.stored] if m.stored is not None and m.stored < len(known) else _NO_POSITION for m in plan.matches]
+    stored = lines[2:]
+    numbers = [match.stored for match in plan.matches]
+    chosen = [stored[n] if n is not None and n < len(stored) else _NO_POSITION for n in numbers]
     return "\n".join([*lines[:2], *chosen])
 
 
@@ -51,41 +80,39 @@ def is_file_position(position: Any) -> bool:
     return isinstance(position, dict) and "logOffset" in position
 
 
-def copy_sources(
-    sources: str, target: str, offsets: str, plan: SourcePlan | None, interval: int, names: Sequence[str] = ()
-) -> None:
-    """The sources' own logs as they were at the positions of an entry, numbered as the plan says, if there is one.
-    `names` are those of the positions."""
-    positions = positions_of(offsets)
-    here = folders(names, len(positions))
-    there = here if plan is None else folders([match.name for match in plan.matches], len(plan.matches))
+def copy_sources(stored: StoredSources, target: str, plan: SourcePlan | None, interval: int) -> None:
+    """Copy the sources' own logs as they were at the stored positions.
+
+    With a plan the copies have the numbers of the job's sources. `interval` is the compact interval of file sources.
+    """
+    positions = stored.positions()
+    wanted = [folder for folder, _ in positions]
+    pairs = [(number, number) for number in range(len(positions))]
+    if plan is not None:
+        wanted = folders([match.name for match in plan.matches], len(plan.matches))
+        pairs = [(number, match.stored) for number, match in enumerate(plan.matches) if match.stored is not None]
     copied: set[int] = set()
-    pairs = (
-        [(number, number) for number in range(len(positions))]
-        if plan is None
-        else [(number, match.stored) for number, match in enumerate(plan.matches) if match.stored is not None]
-    )
-    for number, stored in pairs:
-        if there[number] in copied:
+    for number, source in pairs:
+        if wanted[number] in copied:
             continue
-        copied.add(there[number])
-        position = positions[stored] if stored < len(positions) else None
-        folder = os.path.join(sources, str(here[stored] if stored < len(here) else stored))
+        copied.add(wanted[number])
+        folder_number, position = positions[source] if source < len(positions) else (source, None)
+        folder = os.path.join(stored.folder, str(folder_number))
         if os.path.isdir(folder):
-            copy_source(folder, os.path.join(target, str(there[number])), position, interval)
+            copy_source(folder, os.path.join(target, str(wanted[number])), position, interval)
         elif is_file_position(position):
             raise CorruptFileError(
                 f"{folder} is missing: without it nobody knows which files were read before the checkpoint, "
                 "and going on would leave files out. Bring it back from a copy; nothing was changed.",
-                path=sources,
+                path=stored.folder,
             )
 
 
 def copy_source(folder: str, target: str, position: Any, interval: int) -> None:
-    """A source's own log as it was at a position.
+    """Copy a source's own log as it was at a position.
 
     The file source logs every batch of new files under a number, and all of them together in a `<n>.compact` now and
-    then. What it logged after the position is left out: it finds those files again, and takes them as it did before.
+    then. Batches after the position are left out: the source lists those files again.
     """
     if not is_file_position(position):
         shutil.copytree(folder, target, ignore=shutil.ignore_patterns(".*"))
@@ -103,17 +130,19 @@ def copy_source(folder: str, target: str, position: Any, interval: int) -> None:
     for number in range((last + 1) // interval * interval - 1, last + 1):
         if number < 0:
             continue
-        together = (number + 1) % interval == 0
-        wanted = range(number + 1) if together else (number,)
-        text = "\n".join([version, *(line for batch in wanted for line in entries[batch].values())])
-        name = f"{number}.compact" if together else str(number)
+        compacted = (number + 1) % interval == 0
+        batches = range(number + 1) if compacted else (number,)
+        text = "\n".join([version, *(line for batch in batches for line in entries[batch].values())])
+        name = f"{number}.compact" if compacted else str(number)
         with open(os.path.join(target, name), "x", encoding="utf-8") as file:
             file.write(text)
 
 
 def _file_log(folder: str, last: int | None = None) -> tuple[str, dict[int, dict[str, str]]]:
-    """All that a file source has logged: the lines of each batch by the path that they name. What it logged after
-    batch `last` by itself is not looked at."""
+    """The version line of a file source's log, and the lines of each batch by the path that they name.
+
+    Entries after batch `last` are not read.
+    """
     for attempt in range(4):
         entries: dict[int, dict[str, str]] = {}
         version = "v1"
@@ -127,7 +156,7 @@ def _file_log(folder: str, last: int | None = None) -> tuple[str, dict[int, dict
                     batch, path = _log_line(line, os.path.join(folder, name))
                     entries.setdefault(batch, {})[path] = line
             return version, entries
-        except FileNotFoundError:  # the running query has compacted its log meanwhile
+        except FileNotFoundError:  # a running query has compacted its log in the meantime
             if attempt == 3:
                 raise
     raise CorruptFileError(f"the log of a file source in {folder} cannot be read", path=folder)
@@ -145,15 +174,14 @@ def _log_line(line: str, file: str) -> tuple[int, str]:
         ) from None
 
 
-def lost_files(sources: str, offsets: str, names: Sequence[str] = ()) -> list[str]:
-    """Files that a file source has read after these positions, by its log, and that are not there any more.
+def lost_files(stored: StoredSources) -> list[str]:
+    """Files that a file source has read after the stored positions, by its log, and that no longer exist.
 
     Going back to the positions would read them again; without them their rows would be missing in silence.
     """
     lost: set[str] = set()
-    positions = positions_of(offsets)
-    for number, position in zip(folders(names, len(positions)), positions, strict=True):
-        folder = os.path.join(sources, str(number))
+    for number, position in stored.positions():
+        folder = os.path.join(stored.folder, str(number))
         if not is_file_position(position) or not os.path.isdir(folder):
             continue
         _, entries = _file_log(folder)
@@ -165,48 +193,49 @@ def lost_files(sources: str, offsets: str, names: Sequence[str] = ()) -> list[st
 def _is_gone(url: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme not in ("", "file"):
-        return False  # nobody here can look there
+        return False  # this process cannot look there
     return not os.path.exists(parts.path) and not os.path.exists(unquote(parts.path))
 
 
 def build_spark_folder(
-    folder: str,
-    epoch: int,
-    offsets: str,
-    in_flight: str,
-    sources: str,
-    stored_offsets: str,
-    plan: SourcePlan | None,
-    interval: int,
-    stored_names: Sequence[str] = (),
-    restores: Sequence[tuple[int, int]] = (),
+    folder: str, logs: RestoredLogs, stored: StoredSources, plan: SourcePlan | None, interval: int
 ) -> None:
-    """Logs that end with the restored epoch and the range in flight; a fresh query id; a note of the restores in place.
+    """Write the folder of a query that continues from a restored epoch, with a fresh query id.
 
-    `offsets` and `in_flight` are for the job's sources; `stored_offsets` is the last entry as the snapshot has it.
-    The restored epoch is not committed here: `commit_batch` does that once its manifest is there.
+    `stored` has the logs and the last entry as the snapshot has them. The restored epoch is not committed here:
+    `commit_batch` does that once its manifest is there.
     """
-    copy_sources(sources, os.path.join(folder, "sources"), stored_offsets, plan, interval, stored_names)
-    written = {
-        "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),
-        f"offsets/{epoch}": offsets.encode(),
-        layout.RESTORES: msgspec.json.encode(list(restores)),
-    }
-    if epoch > 0:  # Spark asks for the entry before its newest one, and takes it for the last committed
-        written[f"offsets/{epoch - 1}"] = offsets.encode()
-    if in_flight:
-        written[f"offsets/{epoch + 1}"] = in_flight.encode()
-    for name, data in written.items():
-        path = os.path.join(folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "xb") as file:
-            file.write(data)
-    for place, _, names in os.walk(os.path.join(folder, layout.SOURCES)):
-        for name in names:  # so that the next start can tell whether they are as they were written
-            with open(os.path.join(place, f".{name}.crc"), "xb") as file:
-                file.write(sealed(regular_files.read(os.path.join(place, name), MAX_LOG)))
+    copy_sources(stored, os.path.join(folder, layout.SOURCES), plan, interval)
+    _write_logs(folder, logs)
+    _seal_sources(folder)
     for place, _, names in os.walk(folder):
         for name in names:
             sync(os.path.join(place, name))
         sync(place)
     sync(os.path.dirname(folder))
+
+
+def _write_logs(folder: str, logs: RestoredLogs) -> None:
+    epoch, offsets = logs.epoch, logs.offsets.encode()
+    contents = {
+        "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),
+        f"offsets/{epoch}": offsets,
+        layout.RESTORES: msgspec.json.encode(list(logs.restores)),
+    }
+    if epoch > 0:  # Spark reads the entry before its newest one and takes it for the last committed one
+        contents[f"offsets/{epoch - 1}"] = offsets
+    if logs.in_flight:
+        contents[f"offsets/{epoch + 1}"] = logs.in_flight.encode()
+    for name, data in contents.items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(data)
+
+
+def _seal_sources(folder: str) -> None:
+    """Put checksums beside the logs of sources, so that the next start can verify them."""
+    for place, _, names in os.walk(os.path.join(folder, layout.SOURCES)):
+        for name in names:
+            with open(os.path.join(place, f".{name}.crc"), "xb") as file:
+                file.write(sealed(regular_files.read(os.path.join(place, name), MAX_LOG)))

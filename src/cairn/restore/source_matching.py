@@ -45,68 +45,70 @@ def is_again(name: str) -> bool:
 
 def _origin(names: Sequence[str], number: int) -> int:
     """The number at which a source is mentioned first."""
-    told = re.fullmatch(rf"{_AGAIN}(\d{{1,4}})", names[number])
-    first = int(told[1]) if told else number
+    repeated = re.fullmatch(rf"{_AGAIN}(\d{{1,4}})", names[number])
+    first = int(repeated[1]) if repeated else number
     return first if first < number and not names[first].startswith(_AGAIN) else number
 
 
 def folders(names: Sequence[str], positions: int) -> list[int]:
-    """The folder that each position's source has below `sources/`; `names` may not be known."""
+    """The folder below `sources/` that the source of each position has. `names` is empty if they are not known."""
     if len(names) != positions:
         return list(range(positions))
-    made: list[int] = []
+    numbers: list[int] = []
     count = 0
-    for number in range(positions):
-        origin = _origin(names, number)
-        made.append(made[origin] if origin < number else count)
-        count += origin == number
-    return made
+    for position in range(positions):
+        origin = _origin(names, position)
+        numbers.append(numbers[origin] if origin < position else count)
+        count += origin == position
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class SourceMatch:
-    """What a source of the job goes on from: the source of the snapshot with this number, or None for its beginning."""
+    """A source of the job, and the source of the snapshot that it continues."""
 
     name: str
     stored: int | None
+    """The number of the snapshot's source; None if the source starts at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The sources of a job in their order, and those of the snapshot that nothing goes on from."""
+    """The sources of a job in their order, and the sources of the snapshot that no source of the job continues."""
 
     matches: tuple[SourceMatch, ...]
     left: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     """Why the sources cannot be told apart; a restore is refused then."""
     doubts: tuple[str, ...] = ()
-    """What was taken for granted."""
+    """Matches that are likely and not certain."""
 
     @property
     def notes(self) -> list[str]:
-        """What people should know before they start."""
-        told = [
+        """What users should know before they start the job."""
+        new = [
             f"source {number} ({match.name}) is new and starts at its beginning"
             for number, match in enumerate(self.matches)
             if match.stored is None and match.name != TICKS and not match.name.startswith(_AGAIN)
         ]
         gone = [f"source {name} of the snapshot is gone, and its position with it" for name in self.left]
-        return [*self.doubts, *told, *gone]
+        return [*self.doubts, *new, *gone]
 
 
 def source_name(base: str, options: Mapping[str, str]) -> str:
-    """What a source is called in snapshots: what Spark calls it, and a mark that tells it from others of its kind.
+    """The name of a source in snapshots: Spark's name for it, and a mark that tells it from others of its kind.
 
-    The mark is the option `cairn.source`, or made of the options that say what is read. It is a hash, because options
-    may hold secrets; those that name a secret, and all of Kafka but the topics, are left out, so that they can change.
+    The mark is the option `cairn.source`, or else a hash of the options that say what is read. It is a hash because
+    options may hold secrets. Options that name a secret, and all options of Kafka but the topics, are left out, so that
+    they can change.
     """
     base = re.sub(r"^(cairn-\w+)-\d+-\d+$", r"\1", base)  # generated sources are registered under a number
-    given = {key.lower(): value for key, value in options.items()}
-    if NAME_OPTION in given:
-        return f"{base}{{{given[NAME_OPTION]}}}"
+    by_key = {key.lower(): value for key, value in options.items()}
+    if NAME_OPTION in by_key:
+        return f"{base}{{{by_key[NAME_OPTION]}}}"
     chosen = {
         key: value
-        for key, value in given.items()
+        for key, value in by_key.items()
         if (key in _KAFKA_INPUT if base == "kafka" else key != "path" and not _SECRET.search(key))
     }
     if not chosen:
@@ -115,27 +117,29 @@ def source_name(base: str, options: Mapping[str, str]) -> str:
 
 
 def match_sources(stored: Sequence[str], positions: int, wanted: Sequence[str], drop: bool = False) -> SourcePlan:
-    """Find the sources of a snapshot again: by what they read and how, then by what they read, then by their kind.
+    """Match the sources of a job with those of a snapshot: by name, then by what they read, then by their kind.
 
-    Where that leaves more than one way, the plan has a problem: a source must not go on from another one's position.
-    With `drop` such sources start at their beginning instead. `stored` may be empty for a snapshot that says nothing
-    of its sources; then they are taken by number, which works only for as many as there were (and one more or less for
-    the ticks of a job with timers).
+    Where more than one match is possible, the plan has a problem: a source must not continue from the position of
+    another one. With `drop` such sources start at their beginning instead. `stored` is empty for a snapshot that does
+    not name its sources; these are matched by number, which requires as many as before (and one more or less for the
+    ticks of a job with timers).
     """
     if len(stored) != positions:
         return _by_number(positions, wanted)
     search = _Search(stored, wanted)
     for alike in (_same, _place, _kind):
         search.look(alike, drop)
-    matches = tuple(SourceMatch(name, search.found.get(_origin(wanted, number))) for number, name in enumerate(wanted))
+    matches = tuple(
+        SourceMatch(name, search.matches.get(_origin(wanted, number))) for number, name in enumerate(wanted)
+    )
     left = tuple(f"{p} ({stored[p]})" for p in search.left() if stored[p] != TICKS)
     return SourcePlan(matches, left, tuple(search.problems), tuple(search.doubts))
 
 
 def moved_sources(stored: Sequence[str], positions: int, wanted: Sequence[str]) -> str:
-    """Why a job cannot go on from positions by number; empty if each source stands where it stood, as far as is known.
+    """Why a job cannot continue from positions by number; empty if every source has the number that it had.
 
-    Another number of sources is left to Spark, which refuses it.
+    Spark itself refuses another number of sources.
     """
     if len(stored) != positions or len(wanted) != positions:
         return ""
@@ -150,12 +154,12 @@ def moved_sources(stored: Sequence[str], positions: int, wanted: Sequence[str]) 
 
 
 class _Search:
-    """The sources that are found so far, from the closest likeness to the loosest."""
+    """Matches sources by one likeness after the other, from the closest to the loosest."""
 
     def __init__(self, stored: Sequence[str], wanted: Sequence[str]) -> None:
         self.stored = stored
         self.wanted = wanted
-        self.found: dict[int, int] = {}
+        self.matches: dict[int, int] = {}
         self.problems: list[str] = []
         self.doubts: list[str] = []
         self._free = {number for number in range(len(stored)) if _origin(stored, number) == number}
@@ -163,20 +167,21 @@ class _Search:
         self._stored_once = sorted(self._free)
 
     def left(self) -> list[int]:
-        """The sources of the snapshot that nobody goes on from."""
-        return [number for number in self._stored_once if number not in self.found.values()]
+        """The sources of the snapshot that no source of the job continues."""
+        return [number for number in self._stored_once if number not in self.matches.values()]
 
     def look(self, alike: Callable[[str], str], drop: bool) -> None:
-        for told in dict.fromkeys(alike(self.wanted[number]) for number in sorted(self._open)):
-            mine = [number for number in sorted(self._open) if alike(self.wanted[number]) == told]
-            there = [place for place in sorted(self._free) if alike(self.stored[place]) == told]
+        """Match what is not matched yet where `alike` gives the same word for both sides."""
+        for word in dict.fromkeys(alike(self.wanted[number]) for number in sorted(self._open)):
+            mine = [number for number in sorted(self._open) if alike(self.wanted[number]) == word]
+            there = [place for place in sorted(self._free) if alike(self.stored[place]) == word]
             if not there:
                 continue
             self._open -= set(mine)
             self._free -= set(there)
             problem = self._problem(alike, mine, there)
             if not problem:
-                self.found |= zip(mine, there, strict=True)
+                self.matches |= zip(mine, there, strict=True)
                 self._doubt(alike, mine, there)
             elif not drop:
                 self.problems.append(problem)
@@ -233,9 +238,9 @@ def _same(name: str) -> str:
 
 
 def _mark(name: str) -> str:
-    """What tells a source from others that read the same place, or the same kind of place."""
-    found = re.search(r"\{([^{}]*)\}$", name)
-    return found[1] if found else ""
+    """The part of a name that tells a source from others of the same place or kind."""
+    braces = re.search(r"\{([^{}]*)\}$", name)
+    return braces[1] if braces else ""
 
 
 def _place(name: str) -> str:

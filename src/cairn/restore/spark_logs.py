@@ -91,7 +91,7 @@ def check_logs(folder: str, epoch: int, remedy: Callable[[], str]) -> None:
         ("offsets", epoch + 1, "no epoch was committed for it, so it can be moved away: the epoch is planned anew"),
         ("commits", epoch - 1, "its epoch has a manifest, so it can be moved away: the epoch is rolled forward"),
     ):
-        for number in numbers(os.path.join(folder, log)):
+        for number in batches(os.path.join(folder, log)):
             if number >= first:
                 _check_entry(os.path.join(folder, log, str(number)), told, remedy)
     sources = os.path.join(folder, layout.SOURCES)
@@ -122,9 +122,13 @@ def _check_query_id(path: str, remedy: Callable[[], str]) -> None:
     )
 
 
-def numbers(folder: str) -> list[int]:
-    """The batches that one of the logs has an entry of, ascending."""
-    return sorted(int(name) for name in os.listdir(folder) if name.isdigit()) if os.path.isdir(folder) else []
+def batches(folder: str) -> list[int]:
+    """The batches that one of Spark's logs has an entry of, ascending; none if the folder does not exist."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _check_entry(path: str, told: str, remedy: Callable[[], str]) -> None:

@@ -26,7 +26,7 @@ from cairn.model.keygroups import subtask_of
 from cairn.model.manifest import Manifest, OperatorState
 from cairn.model.savepoint_records import SavepointMetadata, SourceFile
 from cairn.restore.snapshot_origin import note_taken
-from cairn.restore.source_logs import copy_sources
+from cairn.restore.source_logs import StoredSources, copy_sources
 from cairn.restore.spark_logs import MAX_LOG
 from cairn.snapshots.table_tasks import TableWork, assembled, write_tables
 from cairn.spark.background_tasks import Background
@@ -190,7 +190,7 @@ class SparkSavepoints:
         """Copy what the sources had noted at the savepoint's positions."""
         logs = os.path.join(self._files.root, manifest.spark, layout.SOURCES)
         root = os.path.join(target, layout.SOURCES)
-        copy_sources(logs, root, manifest.offsets, None, self._interval, manifest.source_names)
+        copy_sources(StoredSources(logs, manifest.offsets, manifest.source_names), root, None, self._interval)
         found = []
         for place, _, names in os.walk(root):
             for name in sorted(names):

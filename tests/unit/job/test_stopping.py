@@ -20,7 +20,7 @@ from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidI
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
 from cairn.restore.claims import release_claims
-from cairn.restore.source_logs import copy_sources, lost_files, rearranged
+from cairn.restore.source_logs import StoredSources, copy_sources, lost_files, rearranged
 from cairn.restore.source_matching import TICKS, again, folders, match_sources
 from cairn.spark.savepoint_writer import savepoint_path
 from cairn.storage.filesystem import LocalFileSystem
@@ -263,7 +263,7 @@ def test_a_source_that_is_read_twice_has_one_folder(tmp_path: Path) -> None:
 
     def copied(target: str, wanted: list[str] | None) -> list[str]:
         plan = None if wanted is None else match_sources(names, 3, wanted)
-        copy_sources(str(tmp_path / "sources"), str(tmp_path / target), entry, plan, 10, names)
+        copy_sources(StoredSources(str(tmp_path / "sources"), entry, names), str(tmp_path / target), plan, 10)
         return sorted(
             p.relative_to(tmp_path / target).as_posix() for p in (tmp_path / target).rglob("*") if p.is_file()
         )
@@ -271,9 +271,8 @@ def test_a_source_that_is_read_twice_has_one_folder(tmp_path: Path) -> None:
     assert copied("same", None) == ["0/0", "1/0", "1/1"]
     assert copied("turned", ["F[b]", again(0), "F[a]"]) == ["0/0", "0/1", "1/0"]
     assert copied("one", ["F[b]"]) == ["0/0", "0/1"]
-    assert lost_files(
-        str(tmp_path / "sources"), ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":0}', names
-    ) == [f"file://{tmp_path}/1-1"]
+    first = ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":0}'
+    assert lost_files(StoredSources(str(tmp_path / "sources"), first, names)) == [f"file://{tmp_path}/1-1"]
     assert match_sources(["F[a]"], 1, ["x", again(0), "F[a]"]).notes == [
         "source 0 (x) is new and starts at its beginning"
     ]
@@ -287,13 +286,13 @@ def test_files_that_were_read_since_and_are_gone(tmp_path: Path) -> None:
         (tmp_path / f"in {number}").write_text("rows")
         told = {"path": f"file://{tmp_path}/in%20{number}", "timestamp": 1, "batchId": number}
         (log / str(number)).write_text(f"v1\n{json.dumps(told)}")
-    entry = ENTRY + '\n{"logOffset":1}'
-    assert lost_files(str(tmp_path / "sources"), entry) == []
+    stored = StoredSources(str(tmp_path / "sources"), ENTRY + '\n{"logOffset":1}')
+    assert lost_files(stored) == []
     (tmp_path / "in 0").unlink()
-    assert lost_files(str(tmp_path / "sources"), entry) == [], "read before: not needed"
+    assert lost_files(stored) == [], "read before: not needed"
     (tmp_path / "in 3").unlink()
-    assert lost_files(str(tmp_path / "sources"), entry) == [f"file://{tmp_path}/in%203"]
-    copy_sources(str(tmp_path / "sources"), str(tmp_path / "copy"), entry, match_sources(["F"], 1, ["x", "F"]), 10)
+    assert lost_files(stored) == [f"file://{tmp_path}/in%203"]
+    copy_sources(stored, str(tmp_path / "copy"), match_sources(["F"], 1, ["x", "F"]), 10)
     assert sorted(p.relative_to(tmp_path / "copy").as_posix() for p in (tmp_path / "copy").rglob("[0-9]")) == [
         "1", "1/0", "1/1",
     ]  # fmt: skip

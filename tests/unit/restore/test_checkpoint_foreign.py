@@ -26,10 +26,11 @@ from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.types import Storage
+from cairn.restore.damage import damage, newest_intact
 from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape
-from cairn.restore.restored_epoch import damage, newest_intact
 from cairn.restore.snapshot_origin import made_here
+from cairn.restore.start_request import StartRequest
 from cairn.snapshots.difference import verified
 from cairn.snapshots.restorable import find, of_checkpoint
 from cairn.snapshots.snapshot import open_snapshot
@@ -67,7 +68,8 @@ def run(folder: Path, *numbers: int, **settings: Any) -> JobShape:
 def started(folder: Path, shape: JobShape) -> Recovered:
     """What a plain start does before its first epoch."""
     files = LocalFileSystem(str(folder))
-    return recover(files, "harness", "harness", Settings(), shape.parallelism, 128, list(shape.operators), now_ms=9000)
+    start = StartRequest(files, "harness", "harness", Settings(), shape.parallelism, 128, list(shape.operators))
+    return recover(start, now_ms=9000)
 
 
 def rewritten(job: Path, change: Callable[[Checkpoint], Checkpoint]) -> None:

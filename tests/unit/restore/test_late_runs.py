@@ -18,7 +18,7 @@ from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.job.retention import discard_all
 from cairn.model.manifest import Manifest
 from cairn.restore.log_agreement import output_is_published
-from cairn.restore.recovery import _newest
+from cairn.restore.newest_epoch import newest_epoch
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
@@ -164,7 +164,7 @@ def test_a_restore_that_comes_too_late_is_void_though_its_epoch_is_the_highest(w
     loop.run_epoch(EPOCHS[2], 2)
     world.log("commits", 2)
     store.publish(late)
-    newest = _newest(files)
+    newest = newest_epoch(files)
     assert newest is not None
     assert newest.epoch == 2
     world.log("offsets", 3)
@@ -186,7 +186,7 @@ def test_a_restore_that_comes_before_the_first_commit_of_a_newer_run_is_void_as_
     loop = world.start(files)
     store = ManifestStore(files)
     store.publish(restored(store.load(1), 2, old))
-    newest = _newest(files)
+    newest = newest_epoch(files)
     assert newest is not None
     assert newest.epoch == 1
     world.log("offsets", 2)
@@ -351,7 +351,7 @@ def test_no_checkpoint_is_cut_at_an_epoch_whose_output_is_not_published_yet(tmp_
 
 def test_spark_s_commit_says_that_the_output_of_an_epoch_is_published(world: World) -> None:
     world.run(until=1)
-    newest = _newest(files_of(world))
+    newest = newest_epoch(files_of(world))
     assert output_is_published(files_of(world), newest)
     (world.root / "spark" / "commits" / "0").unlink()
     assert not output_is_published(files_of(world), newest)

@@ -24,9 +24,10 @@ from cairn.job.failure_causes import note_damage
 from cairn.model.manifest import Manifest, gave_up
 from cairn.restore.recovery import Recovered, recover
 from cairn.restore.restore_plan import JobShape
-from cairn.restore.source_logs import build_spark_folder
+from cairn.restore.source_logs import RestoredLogs, StoredSources, build_spark_folder
 from cairn.restore.source_matching import TICKS, again, moved_sources
 from cairn.restore.spark_logs import read_log, sealed
+from cairn.restore.start_request import StartRequest
 from cairn.snapshots.snapshot import open_snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
@@ -72,10 +73,11 @@ def tell_spark(folder: Path, **changed: Any) -> Manifest:
 
 
 def start(folder: Path, shape: JobShape, sources: Sequence[str] | None = None, files: Any = None) -> Recovered:
-    return recover(
+    request = StartRequest(
         files or LocalFileSystem(str(folder)), "harness", "harness", Settings(), shape.parallelism, 128,
-        list(shape.operators), now_ms=9000, sources=None if sources is None else lambda: sources,
+        list(shape.operators), sources=None if sources is None else lambda: sources,
     )  # fmt: skip
+    return recover(request, now_ms=9000)
 
 
 def total(folder: Path) -> int:
@@ -513,6 +515,12 @@ def test_a_late_restore_does_not_touch_the_folder_of_a_run_that_restored_as_the_
     before = {path: path.read_bytes() for path in live.rglob("*") if path.is_file()}
     assert layout.restored_spark(made.epoch, made.run - 1) != made.spark
     with pytest.raises(FileExistsError):  # nor is a folder ever built twice
-        build_spark_folder(str(live), made.epoch, made.offsets, "", str(live / "sources"), made.offsets, None, 10)
+        build_spark_folder(
+            str(live),
+            RestoredLogs(made.epoch, made.offsets),
+            StoredSources(str(live / "sources"), made.offsets),
+            None,
+            10,
+        )
     assert {path: path.read_bytes() for path in live.rglob("*") if path.is_file()} == before
     assert start(tmp_path / "a", shape).manifest == made

@@ -23,6 +23,7 @@ from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.restored_epoch import next_epoch
 from cairn.restore.source_matching import match_sources, source_name
+from cairn.restore.start_request import StartRequest
 from cairn.restore.state_move import LocalMover
 from cairn.snapshots.restorable import find
 from cairn.snapshots.snapshot import open_snapshot, retained
@@ -115,7 +116,8 @@ def claimed_and_cut_off(tmp_path: Path) -> tuple[str, JobShape, LocalFileSystem]
 
 def plain_start(files: LocalFileSystem, shape: JobShape) -> Recovered:
     uids = list(shape.operators)
-    return recover(files, "harness", "harness", Settings(), shape.parallelism, 128, uids, now_ms=9000)
+    start = StartRequest(files, "harness", "harness", Settings(), shape.parallelism, 128, uids)
+    return recover(start, now_ms=9000)
 
 
 def test_a_claim_of_a_restore_that_never_happened_deletes_nothing(tmp_path: Path) -> None:

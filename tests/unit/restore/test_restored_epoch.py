@@ -11,12 +11,13 @@ import pytest
 from cairn.errors import CorruptFileError, NotFoundError, StorageError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_key
-from cairn.restore.restored_epoch import damage, restore
+from cairn.restore.damage import damage
+from cairn.restore.restored_epoch import BroughtState, Restore, publish_restored
 from cairn.restore.source_logs import copy_source, positions_of
 from cairn.snapshots.restorable import find, of_checkpoint
 from cairn.storage import state_file
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, Runs
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 
@@ -147,7 +148,8 @@ def test_a_missing_source_log_stops_a_restore(tmp_path: Path) -> None:
     info = CheckpointInfo(1, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, 0)
     old = msgspec.structs.replace(inlined_manifest(0), offsets='v1\n{}\n{"logOffset":3}')
     source = of_checkpoint(files, Checkpoint(1, "job", "Job", 1, old, info))
+    identity = JobIdentity("job", "Job", "inc", 16)
     run = Runs(files).take(1, 0)
     with pytest.raises(CorruptFileError, match="sources/0 is missing"):
-        restore(source, files, run, "inc", "job")
+        publish_restored(Restore(source, files, identity), run, 1, BroughtState(carried={"op": []}))
     assert ManifestStore(files).epochs() == [], "nothing was committed"

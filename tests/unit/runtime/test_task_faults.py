@@ -17,6 +17,7 @@ from tests.support.patience import PATIENCE
 from cairn.config import Settings
 from cairn.errors import CairnError, InvalidInputError, UserFunctionError
 from cairn.restore.recovery import recover
+from cairn.restore.start_request import StartRequest
 from cairn.state import working_store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep
@@ -76,7 +77,7 @@ def test_a_start_that_is_refused_fifty_times_leaves_nothing_behind(tmp_path: Pat
         raise InvalidInputError("the sink's folder cannot be used")
 
     def start(prepare: Any) -> None:
-        recover(files, "job", "job", Settings(), 2, 128, ["op"], now_ms=0, prepare=prepare)
+        recover(StartRequest(files, "job", "job", Settings(), 2, 128, ["op"]), now_ms=0, prepare=prepare)
 
     with pytest.raises(CairnError):
         start(refuse)

@@ -15,8 +15,7 @@ from tests.unit.restore.test_recovery_logs import Sum, run, start, tell_spark, t
 from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, StateHandle
-from cairn.restore import restored_epoch as restoring
-from cairn.restore.restored_epoch import damage
+from cairn.restore.damage import MANY_FILES, damage
 from cairn.state.section_changes import StateFiles
 from cairn.storage import state_file
 from cairn.storage.checkpoint_store import CheckpointStore
@@ -297,6 +296,6 @@ def test_the_start_of_a_job_with_thousands_of_files_finds_the_two_that_changed_p
     swap(tmp_path / chain[3000].path, tmp_path / chain[3999].path)
     assert chain[3000].path in damage(files, large)
     assert chain[3999].path in damage(files, large)
-    assert len(chain) >= restoring._MANY_FILES
+    assert len(chain) >= MANY_FILES
     assert shape.parallelism == 1
     assert CheckpointStore(files).all() == []

@@ -14,7 +14,7 @@ from tests.support.epoch_lab import EPOCHS, INPUT, OUTPUT, Ledger, World
 from cairn.coordinator import compactor as compaction_module
 from cairn.errors import CorruptFileError, StorageError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
-from cairn.restore.restored_epoch import damage
+from cairn.restore.damage import damage
 from cairn.state import working_store
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import sweep

@@ -23,9 +23,10 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.ddl import key_ddl
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.restore.log_agreement import output_is_published
-from cairn.restore.recovery import Recovered, Restorer, recover
+from cairn.restore.recovery import Recovered, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.source_logs import COMPACT_INTERVAL
+from cairn.restore.start_request import Restorer, StartRequest
 from cairn.restore.state_move import LocalMover
 from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.compact_task import compact_range
@@ -139,9 +140,8 @@ class Driver:
         sink.may_repeat = self.settings.checkpoints.mode == "AT_LEAST_ONCE"
         spec = operator(self.parallelism, self.world.source.timed)
         with held(self.settings.restore_path):
-            recovered = recover(
+            start = StartRequest(
                 files, "job", "job", self.settings, self.parallelism, GROUPS, [UID],  # type: ignore[arg-type]
-                now_ms=system.Clock().now_ms(), prepare=lambda: sink.start(None, self.job.root, None),
                 restorer=Restorer(
                     lambda: JobShape({UID: key_ddl(spec.key_types)}, {UID: declared_states(spec, {})},
                                      self.parallelism, GROUPS, sources=[SOURCE]),
@@ -149,6 +149,7 @@ class Driver:
                 ),
                 sources=lambda: [SOURCE],
             )  # fmt: skip
+            recovered = recover(start, system.Clock().now_ms(), prepare=lambda: sink.start(None, self.job.root, None))
         return recovered, sink
 
     def _assemble(

@@ -39,6 +39,8 @@ MODULES = {
     "cairn.job.epoch_gate": ("threading", "time"),
     "cairn.restore.snapshot_origin": ("os",),
     "cairn.restore.recovery": ("os",),
+    "cairn.restore.newest_epoch": ("os",),
+    "cairn.restore.restore_checks": ("os",),
     "cairn.restore.restored_epoch": ("os", "tempfile", "uuid"),
     "cairn.spark.savepoint_writer": ("os", "sync", "threading", "time", "uuid"),
     "cairn.api.sinks": ("os", "shutil", "LocalFileSystem"),
