@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cairn.api.job_handle import JobHandle, JobStatus
 from cairn.coordinator.epoch_loop import EpochReport
-from cairn.spark.cluster import local_session, query_settings
+from cairn.spark.session import local_session, query_settings
 
 POLL_SECONDS = 0.2
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.spark_lab import Lab
 
-from cairn.spark.cluster import local_session
+from cairn.spark.session import local_session
 
 SETTINGS = {
     "spark.master": "local[2,2]",

@@ -162,7 +162,7 @@ class TestProcess:
             def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[tuple[str]]:
                 yield (",".join(name for name in heavy if name in sys.modules),)
 
-        code = f"import sys, cairn.spark.cluster, cairn.runtime.task; print([m for m in {heavy!r} if m in sys.modules])"
+        code = f"import sys, cairn.spark.worker_tasks; print([m for m in {heavy!r} if m in sys.modules])"
         made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert made.stdout.strip() == "[]"
         lab.feed(ROWS[:5])

@@ -38,7 +38,7 @@ from cairn import (
     ValueStateDescriptor,
 )
 from cairn.spark import state_mover
-from cairn.spark.cluster import source_names
+from cairn.spark.logical_plan import source_names
 from cairn.storage.savepoint_folder import read_savepoint, verify
 
 pytestmark = pytest.mark.spark

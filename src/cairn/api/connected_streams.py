@@ -20,10 +20,9 @@ from cairn.model.process_functions import (
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import CoFlatMapFunction, CoMapFunction
 from cairn.model.types import DataType
-from cairn.runtime.keyed_operator import InputSpec, OperatorSpec
 from cairn.runtime.map_functions import CoSimple
 from cairn.runtime.operator_kinds import BROADCAST, CO
-from cairn.spark.cluster import refuse_native_state
+from cairn.runtime.operator_spec import InputSpec, OperatorSpec
 from cairn.spark.operator_plan import (
     arrow_schema_of,
     check_pickles,
@@ -32,6 +31,7 @@ from cairn.spark.operator_plan import (
     run_operator,
     two_inputs,
 )
+from cairn.spark.plan_checks import refuse_native_state
 
 Side = DataStream | KeyedStream
 

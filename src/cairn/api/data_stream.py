@@ -23,10 +23,9 @@ from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, KeySelector, MapFunction
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.map_functions import SimpleSpec, method_of
 from cairn.runtime.operator_kinds import PLAIN
-from cairn.spark.cluster import SimpleTask, refuse_native_state
+from cairn.runtime.operator_spec import OperatorSpec
 from cairn.spark.event_time import checked_watermark, refuse_no_time, refuse_second_watermark, with_watermark
 from cairn.spark.operator_plan import (
     OutputType,
@@ -42,7 +41,9 @@ from cairn.spark.operator_plan import (
     side_specs,
     to_subtasks,
 )
-from cairn.spark.stream_graph import Derived, Function, Given, Node, Output, functions_of
+from cairn.spark.plan_checks import refuse_native_state
+from cairn.spark.stream_graph import FrameNode, FunctionNode, Node, OutputNode, SqlNode, functions_of
+from cairn.spark.worker_tasks import SimpleTask
 from cairn.state.codec import check_key_type
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class DataStream(PyFlinkNames):
         if node is None:
             if df is None:
                 raise InvalidInputError("a stream needs a DataFrame")
-            node = Given(df)
+            node = FrameNode(df)
         self.node = node
 
     @property
@@ -125,7 +126,7 @@ class DataStream(PyFlinkNames):
         """
         if not callable(function):
             raise InvalidInputError("transform takes a function that makes a DataFrame of a DataFrame")
-        node = Derived([self.node], function)
+        node = SqlNode([self.node], function)
         try:
             made = node.frame()
         except Exception as error:
@@ -150,7 +151,7 @@ class DataStream(PyFlinkNames):
 
     def _with_watermark(self, column: Any, delay: Any, call: str) -> DataStream:
         name, threshold = checked_watermark(self.df.schema, column, delay, call)
-        node = Derived([self.node], lambda df: with_watermark(df, name, threshold, call))
+        node = SqlNode([self.node], lambda df: with_watermark(df, name, threshold, call))
         _refuse_behind_windows(node, call)
         refuse_second_watermark(node.frame(), call)
         return DataStream(self.env, node=node, bare=self.bare)
@@ -184,7 +185,7 @@ class DataStream(PyFlinkNames):
                 made = made.union(frame)
             return made
 
-        node = Derived([self.node, *[other.node for other in streams]], together)
+        node = SqlNode([self.node, *[other.node for other in streams]], together)
         return DataStream(self.env, node=node, bare=self.bare and all(other.bare for other in streams))
 
     def map(
@@ -295,14 +296,14 @@ class DataStream(PyFlinkNames):
         return BroadcastStream(self, descriptors)
 
     def _function(self, uid: str, parents: list[Node], make: Any, bare: bool, label: str = "") -> DataStream:
-        node = self.env._functions[uid] = Function(uid, parents, make, self.env.get_parallelism(), label)
+        node = self.env._functions[uid] = FunctionNode(uid, parents, make, self.env.get_parallelism(), label)
         return DataStream(self.env, node=node.main, bare=bare)
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:
         """The values that the operator of this stream puts out to a side output."""
         if not isinstance(output_tag, OutputTag):
             raise InvalidInputError(f"get_side_output takes an OutputTag, not {type(output_tag).__name__}")
-        if not isinstance(self.node, Output) or self.node.number:
+        if not isinstance(self.node, OutputNode) or self.node.number:
             raise InvalidInputError(
                 f"this stream is not the output of an operator, so there is no side output '{output_tag.tag_id}' of "
                 "it; call get_side_output on what process(...), map(...) or another operator returned"

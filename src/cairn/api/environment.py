@@ -47,29 +47,26 @@ from cairn.restore.restore_plan import JobShape, RestorePlan
 from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.restore.source_matching import COLLECTION, TICKS, is_again
 from cairn.restore.start_request import Restorer, StartRequest
-from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.operator_spec import OperatorSpec
 from cairn.snapshots.restorable import find
 from cairn.spark.arrow_batches import ArrowBatches
+from cairn.spark.background_snapshots import compaction_job
 from cairn.spark.background_tasks import Background
-from cairn.spark.cluster import (
-    SparkCluster,
-    collector,
-    compaction_job,
-    local_session,
-    query_settings,
-    refuse_native_state,
-    source_names,
-)
+from cairn.spark.cluster import SparkCluster
 from cairn.spark.event_time import refuse_second_watermark
 from cairn.spark.fail_fast import FailFast
 from cairn.spark.final_frame import final_frame, with_ticks
 from cairn.spark.function_probe import probe
 from cairn.spark.graph_facts import topology
+from cairn.spark.logical_plan import source_names
+from cairn.spark.plan_checks import refuse_native_state
 from cairn.spark.run_wiring import make_coordinator
+from cairn.spark.session import local_session, query_settings
 from cairn.spark.state_mover import SparkMover
-from cairn.spark.stream_graph import Function, forget_frames, hidden_functions
+from cairn.spark.stream_graph import FunctionNode, forget_frames, hidden_functions
 from cairn.spark.task_progress import SourceRows
 from cairn.spark.worker_check import check_workers
+from cairn.spark.worker_tasks import collector
 from cairn.state.backend import load_backend
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, held
@@ -94,7 +91,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
         self._settings = settings
         self._uids: set[str] = set()
         self._operators: list[OperatorSpec] = []
-        self._functions: dict[str, Function] = {}
+        self._functions: dict[str, FunctionNode] = {}
         self._graph: list[dict[str, Any]] | None = None
         self._sinks: list[tuple[DataStream, BaseSink]] = []
         self._timers = False

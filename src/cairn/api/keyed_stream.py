@@ -24,10 +24,9 @@ from cairn.model.simple_functions import FilterFunction, FlatMapFunction, MapFun
 from cairn.model.types import DataType, Types
 from cairn.runtime.aggregations import RunningAggregate
 from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.map_functions import KeyedSimple
+from cairn.runtime.operator_spec import OperatorSpec
 from cairn.runtime.reduce_function import Accumulate, Reduce
-from cairn.spark.cluster import refuse_native_state
 from cairn.spark.operator_plan import (
     OutputType,
     arrow_schema_of,
@@ -39,6 +38,7 @@ from cairn.spark.operator_plan import (
     run_operator,
     to_subtasks,
 )
+from cairn.spark.plan_checks import refuse_native_state
 from cairn.state.codec import check_key_type
 from cairn.storage import layout
 

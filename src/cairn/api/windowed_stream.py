@@ -31,7 +31,7 @@ from cairn.runtime.windowing.aggregate_operator import END_COLUMN, START_COLUMN,
 from cairn.runtime.windowing.window_operator import WindowOperator
 from cairn.runtime.windowing.window_plan import WindowPlan
 from cairn.spark.operator_plan import OutputType, event_time_of, output_type_of
-from cairn.spark.stream_graph import Output
+from cairn.spark.stream_graph import OutputNode
 
 _AnyWindowFunction = (
     ProcessWindowFunction[Any, Any, Any, Any]
@@ -196,7 +196,7 @@ class WindowedStream(PyFlinkNames):
 
     def _with_late(self, made: DataStream) -> DataStream:
         """The side output of late rows is there whether it is read or not."""
-        assert isinstance(made.node, Output)
+        assert isinstance(made.node, OutputNode)
         made.node.function.awaits_watermark = self._plan.assigner.is_event_time()
         if self._plan.late is not None:
             made.get_side_output(self._plan.late)

@@ -21,7 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.model.manifest import TaskMetrics
-from cairn.spark.stream_graph import FUNCTION_PREFIX
+from cairn.spark.logical_plan import plan_nodes
+from cairn.spark.worker_tasks import FUNCTION_PREFIX
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -84,9 +85,7 @@ def _others_in(spark: SparkSession, frame: DataFrame, operators: Collection[str]
     jvm: Any = spark._jvm
     python = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
     ours = {FUNCTION_PREFIX + uid for uid in operators}
-    todo = [frame._jdf.queryExecution().analyzed()]
-    while todo:
-        node = todo.pop()
+    for node in plan_nodes(frame):
         name = node.nodeName()
         if name == "Generate" and "Python" in node.generator().getClass().getSimpleName():
             return True
@@ -94,6 +93,4 @@ def _others_in(spark: SparkSession, frame: DataFrame, operators: Collection[str]
             expressions = node.expressions()
             if any(expressions.apply(i).containsPattern(python) for i in range(expressions.size())):
                 return True
-        children = node.children()
-        todo.extend(children.apply(i) for i in range(children.size()))
     return False

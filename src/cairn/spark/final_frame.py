@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,10 +12,13 @@ from pyspark.sql import functions as F
 from cairn.api.data_stream import DataStream
 from cairn.connectors.sink_base import BaseSink
 from cairn.logs import get_logger
-from cairn.spark.cluster import Reader, sink_reader, tagged_union
-from cairn.spark.stream_graph import Build, Output, functions_of, hidden_functions, shared_functions
+from cairn.spark.stream_graph import Build, OutputNode, functions_of, hidden_functions, shared_functions
 
 _log = get_logger("cairn.api")
+_SINK_COLUMN = "__cairn_sink"
+
+Reader = Callable[[DataFrame], DataFrame]
+"""Takes the rows of one sink out of those of the epoch."""
 
 
 def final_frame(sinks: Sequence[tuple[DataStream, BaseSink]]) -> tuple[DataFrame, dict[str, Reader]]:
@@ -30,13 +33,13 @@ def final_frame(sinks: Sequence[tuple[DataStream, BaseSink]]) -> tuple[DataFrame
             )  # fmt: skip
     first = nodes[0]
     if (
-        isinstance(first, Output)
+        isinstance(first, OutputNode)
         and first.function.sides
-        and all(isinstance(node, Output) and node.function is first.function for node in nodes)
+        and all(isinstance(node, OutputNode) and node.function is first.function for node in nodes)
     ):
         # The sinks take their rows out of what the operator puts out.
         raw = Build().frame(first.function)
-        return raw, {sink.uid: cast(Output, stream.node).read for stream, sink in sinks}
+        return raw, {sink.uid: cast(OutputNode, stream.node).read for stream, sink in sinks}
     shared = shared_functions(nodes)
     again = shared or any(function.sides for function in functions_of(nodes))
     plan = Build(shared)
@@ -56,3 +59,25 @@ def with_ticks(spark: SparkSession, frame: DataFrame) -> DataFrame:
         *[F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
     )
     return frame.union(nothing)
+
+
+def tagged_union(frames: Sequence[DataFrame]) -> DataFrame:
+    """Several streams as one: a tag, and a struct column for each of them that is null in the rows of the others."""
+    parts = []
+    for mine, frame in enumerate(frames):
+        columns = [F.lit(mine).alias(_SINK_COLUMN)]
+        for other, foreign in enumerate(frames):
+            if other == mine:
+                columns.append(F.struct(*[F.col(f"`{name}`") for name in frame.columns]).alias(f"sink{other}"))
+            else:
+                columns.append(F.lit(None).cast(foreign.schema).alias(f"sink{other}"))
+        parts.append(frame.select(*columns))
+    united = parts[0]
+    for part in parts[1:]:
+        united = united.unionByName(part)
+    return united
+
+
+def sink_reader(tag: int) -> Reader:
+    """Takes one stream out of a tagged union."""
+    return lambda frame: frame.filter(F.col(_SINK_COLUMN) == tag).select(f"sink{tag}.*")

@@ -8,7 +8,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from cairn.runtime.declared_states import Declared, declared_states
-from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.operator_spec import OperatorSpec
 
 
 def probe(spark: SparkSession, specs: Sequence[OperatorSpec], parameters: Mapping[str, str]) -> dict[str, Declared]:

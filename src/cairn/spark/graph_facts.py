@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 
 from cairn.logs import get_logger
-from cairn.runtime.keyed_operator import OperatorSpec
-from cairn.spark.cluster import source_names
-from cairn.spark.stream_graph import Function, Given, Node, Output, functions_of, hidden_functions
+from cairn.runtime.operator_spec import OperatorSpec
+from cairn.spark.logical_plan import source_names
+from cairn.spark.stream_graph import FrameNode, FunctionNode, Node, OutputNode, functions_of, hidden_functions
 from cairn.view.job_graph import BROADCAST, FORWARD, HASH, REBALANCE, Link, Vertex
 
 _log = get_logger("cairn.api")
 
 
 def topology(
-    sinks: Sequence[tuple[Node, str, str]], operators: Sequence[OperatorSpec], functions: Mapping[str, Function]
+    sinks: Sequence[tuple[Node, str, str]], operators: Sequence[OperatorSpec], functions: Mapping[str, FunctionNode]
 ) -> list[dict[str, Any]]:
     """The graph as plain values. `sinks` are what each one reads, its uid and its kind.
 
@@ -35,7 +35,7 @@ def topology(
 
 
 class _Walk:
-    def __init__(self, operators: Sequence[OperatorSpec], functions: Mapping[str, Function]) -> None:
+    def __init__(self, operators: Sequence[OperatorSpec], functions: Mapping[str, FunctionNode]) -> None:
         self._operators = {spec.uid: spec for spec in operators}
         self._functions = functions
         self._made: dict[str, Vertex] = {}
@@ -44,23 +44,23 @@ class _Walk:
 
     def vertices(self, sinks: Sequence[tuple[Node, str, str]]) -> list[dict[str, Any]]:
         for node, uid, kind in sinks:
-            whole = isinstance(node, Output) and not node.function.sides
+            whole = isinstance(node, OutputNode) and not node.function.sides
             self._made[uid] = Vertex(uid, "sink", kind, _once(self._origins(node)), whole)
         return [msgspec.to_builtins(vertex) for vertex in self._made.values()]
 
     def _origins(self, node: Node) -> list[Link]:
         """The vertices that the rows of a node come from."""
-        if isinstance(node, Output):
+        if isinstance(node, OutputNode):
             self._visit(node.function)
             side = node.function.sides[node.number - 1].tag_id if node.number else ""
             return [Link(node.function.uid, side=side)]
-        if isinstance(node, Given):
+        if isinstance(node, FrameNode):
             if node not in self._given:
                 self._given[node] = self._sources(node)
             return self._given[node]
         return [link for parent in node.parents for link in self._origins(parent)]
 
-    def _sources(self, node: Given) -> list[Link]:
+    def _sources(self, node: FrameNode) -> list[Link]:
         """What a DataFrame of the user's reads: sources, or operators whose `df` it was made of."""
         inside = [self._functions[uid] for uid in dict.fromkeys(hidden_functions([node])) if uid in self._functions]
         below = {deeper for function in inside for deeper in functions_of(function.parents)}
@@ -77,7 +77,7 @@ class _Walk:
             links.append(Link(vertex.id))
         return links
 
-    def _visit(self, function: Function) -> None:
+    def _visit(self, function: FunctionNode) -> None:
         if function.uid in self._made:
             return
         spec = self._operators.get(function.uid)

@@ -18,10 +18,10 @@ from cairn.errors import InvalidInputError
 from cairn.model.output_tags import OutputTag, columns_ddl, row_columns_of
 from cairn.model.types import DataType
 from cairn.runtime.batches import GROUP_COLUMN, INPUT_COLUMN, ORDER_COLUMN
-from cairn.runtime.keyed_operator import OperatorSpec
+from cairn.runtime.operator_spec import OperatorSpec
 from cairn.runtime.tagged_outputs import SideSpec
-from cairn.spark.cluster import OperatorTask
 from cairn.spark.stream_graph import tagged_schema
+from cairn.spark.worker_tasks import OperatorTask
 
 _WATERMARK = "spark.watermarkDelayMs"
 _KEYED_AFTER = 1 << 62

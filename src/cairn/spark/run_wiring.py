@@ -21,8 +21,8 @@ from cairn.model.functions import CheckpointListener
 from cairn.restore.claims import release_claims
 from cairn.restore.log_agreement import output_is_published
 from cairn.restore.recovery import Recovered
+from cairn.spark.background_snapshots import SparkSnapshots
 from cairn.spark.background_tasks import Background
-from cairn.spark.cluster import SparkSnapshots
 from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.spark.task_progress import EpochProgress
 from cairn.storage.checkpoint_store import CheckpointStore

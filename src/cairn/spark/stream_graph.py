@@ -16,9 +16,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from cairn.model.output_tags import FROM_COLUMN, TAG_COLUMN, OutputTag, output_column
-
-FUNCTION_PREFIX = "cairn:"
-"""What the names of our functions begin with in Spark's plans."""
+from cairn.spark.logical_plan import plan_nodes
+from cairn.spark.worker_tasks import FUNCTION_PREFIX
 
 
 class Node(ABC):
@@ -38,7 +37,7 @@ class Node(ABC):
         """The rows, with those of the parents as the plan gives them."""
 
 
-class Given(Node):
+class FrameNode(Node):
     """A DataFrame of the user's."""
 
     def __init__(self, df: DataFrame) -> None:
@@ -50,7 +49,7 @@ class Given(Node):
         return self.df
 
 
-class Derived(Node):
+class SqlNode(Node):
     """Spark SQL over other streams."""
 
     def __init__(self, parents: Sequence[Node], function: Callable[..., DataFrame]) -> None:
@@ -65,7 +64,7 @@ Maker = Callable[[Sequence[DataFrame], bool, Sequence[OutputTag]], DataFrame]
 """Makes the frame of a function from those of its inputs: tagged or not, with these side outputs."""
 
 
-class Function(Node):
+class FunctionNode(Node):
     """A Python function over one or two streams, with state or without. Read through its outputs."""
 
     def __init__(self, uid: str, parents: Sequence[Node], make: Maker, parallelism: int, label: str = "") -> None:
@@ -78,15 +77,15 @@ class Function(Node):
         self.sides: list[OutputTag] = []
         self.awaits_watermark = False
         """Its rows come when the watermark has moved, as those of event-time windows do."""
-        self.main = Output(self, 0)
+        self.main = OutputNode(self, 0)
         self.outputs = [self.main]
 
-    def add_side(self, tag: OutputTag) -> Output:
+    def add_side(self, tag: OutputTag) -> OutputNode:
         self.sides.append(tag)
         self._frame = None
         for output in self.outputs:
             output._frame = None
-        self.outputs.append(Output(self, len(self.sides)))
+        self.outputs.append(OutputNode(self, len(self.sides)))
         return self.outputs[-1]
 
     def build(self, plan: Build) -> DataFrame:
@@ -97,10 +96,10 @@ class Function(Node):
         return exchanged(raw, self.parallelism, len(self.outputs)) if self in plan.shared else raw
 
 
-class Output(Node):
+class OutputNode(Node):
     """The main output of a function (number 0), or one of its side outputs."""
 
-    def __init__(self, function: Function, number: int) -> None:
+    def __init__(self, function: FunctionNode, number: int) -> None:
         super().__init__([function])
         self.function = function
         self.number = number
@@ -124,18 +123,18 @@ class Output(Node):
 class Build:
     """One way to make the frames of a graph: the functions in `shared` run once for all their readers."""
 
-    def __init__(self, shared: frozenset[Function] = frozenset()) -> None:
+    def __init__(self, shared: frozenset[FunctionNode] = frozenset()) -> None:
         self.shared = shared
         self._frames: dict[Node, DataFrame] = {}
 
-    def tagged(self, function: Function) -> bool:
+    def tagged(self, function: FunctionNode) -> bool:
         return bool(function.sides) or function in self.shared
 
     def frame(self, node: Node) -> DataFrame:
-        found = self._frames.get(node)
-        if found is None:
-            found = self._frames[node] = node.build(self)
-        return found
+        frame = self._frames.get(node)
+        if frame is None:
+            frame = self._frames[node] = node.build(self)
+        return frame
 
 
 class _Prototypes(Build):
@@ -162,7 +161,7 @@ def exchanged(raw: DataFrame, parallelism: int, outputs: int) -> DataFrame:
     return raw.repartitionById(parallelism, F.expr(place))
 
 
-def shared_functions(roots: Sequence[Node]) -> frozenset[Function]:
+def shared_functions(roots: Sequence[Node]) -> frozenset[FunctionNode]:
     """The functions that would run more than once if each of these nodes were read once."""
     order = _consumers_first(roots)
     times = dict.fromkeys(order, 0)
@@ -170,7 +169,7 @@ def shared_functions(roots: Sequence[Node]) -> frozenset[Function]:
         times[root] += 1
     shared = set()
     for node in order:
-        if isinstance(node, Function) and times[node] > 1:
+        if isinstance(node, FunctionNode) and times[node] > 1:
             shared.add(node)
             times[node] = 1
         for parent in node.parents:
@@ -178,8 +177,8 @@ def shared_functions(roots: Sequence[Node]) -> frozenset[Function]:
     return frozenset(shared)
 
 
-def functions_of(roots: Sequence[Node]) -> list[Function]:
-    return [node for node in _consumers_first(roots) if isinstance(node, Function)]
+def functions_of(roots: Sequence[Node]) -> list[FunctionNode]:
+    return [node for node in _consumers_first(roots) if isinstance(node, FunctionNode)]
 
 
 def _consumers_first(roots: Sequence[Node]) -> list[Node]:
@@ -201,23 +200,17 @@ def _consumers_first(roots: Sequence[Node]) -> list[Node]:
 def forget_frames(roots: Sequence[Node]) -> None:
     """Have all frames made again that are not the user's own."""
     for node in _consumers_first(roots):
-        if not isinstance(node, Given):
+        if not isinstance(node, FrameNode):
             node._frame = None
 
 
 def hidden_functions(roots: Sequence[Node]) -> list[str]:
     """Uids of cairn's functions inside DataFrames that users made from `stream.df`, once for every occurrence."""
-    found: list[str] = []
+    uids: list[str] = []
     for node in _consumers_first(roots):
-        if not isinstance(node, Given):
-            continue
-        todo = [node.df._jdf.queryExecution().analyzed()]
-        while todo:
-            plan = todo.pop()
-            if plan.nodeName() == "MapInArrow":
-                name = str(plan.functionExpr().toString())
+        if isinstance(node, FrameNode):
+            for plan in plan_nodes(node.df):
+                name = str(plan.functionExpr().toString()) if plan.nodeName() == "MapInArrow" else ""
                 if name.startswith(FUNCTION_PREFIX):
-                    found.append(name[len(FUNCTION_PREFIX) :].split("(")[0])
-            children = plan.children()
-            todo.extend(children.apply(i) for i in range(children.size()))
-    return found
+                    uids.append(name[len(FUNCTION_PREFIX) :].split("(")[0])
+    return uids

@@ -15,7 +15,7 @@ from tests.support.web_job import EVIL, UID, make_job
 
 from cairn import OutputTag
 from cairn.spark import graph_facts
-from cairn.spark.stream_graph import Derived, Function, Given, Node
+from cairn.spark.stream_graph import FrameNode, FunctionNode, Node, SqlNode
 from cairn.view.job_graph import Link, Vertex, graph_of
 from cairn.view.job_reader import JobReader
 from cairn.view.job_view import JobView
@@ -23,13 +23,13 @@ from cairn.web.graph_layout import Layout, arrange
 from cairn.web.graph_svg import graph, source_words
 
 
-def given(*names: str) -> Given:
+def given(*names: str) -> FrameNode:
     frame: Any = names
-    return Given(frame)
+    return FrameNode(frame)
 
 
-def function(name: str, *parents: Node) -> Function:
-    return Function(name, parents, lambda frames, tagged, sides: frames[0], 2, label=f"label of {name}")
+def function(name: str, *parents: Node) -> FunctionNode:
+    return FunctionNode(name, parents, lambda frames, tagged, sides: frames[0], 2, label=f"label of {name}")
 
 
 def spec(uid: str, keyed: bool = True, broadcast: bool = False) -> Any:
@@ -45,7 +45,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Any:
         graph_facts, "hidden_functions", lambda nodes: [inside[n] for node in nodes for n in node.df if n in inside]
     )
 
-    def make(sinks: list[tuple[Node, str, str]], specs: list[Any], functions: list[Function]) -> dict[str, Any]:
+    def make(sinks: list[tuple[Node, str, str]], specs: list[Any], functions: list[FunctionNode]) -> dict[str, Any]:
         made = graph_facts.topology(sinks, specs, {one.uid: one for one in functions})
         return {entry["id"]: entry for entry in made}
 
@@ -58,10 +58,10 @@ def links(entry: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def test_union_broadcast_side_output_and_two_sinks(told: Any) -> None:
     left, right, rules = given("orders"), given("returns"), given("rules")
-    cleaned = function("clean", Derived([left, right], lambda *frames: frames[0]))
+    cleaned = function("clean", SqlNode([left, right], lambda *frames: frames[0]))
     first = function("first", cleaned.main, rules)
     late = first.add_side(OutputTag("late", "int"))
-    second = function("second", Derived([first.main], lambda frame: frame))
+    second = function("second", SqlNode([first.main], lambda frame: frame))
     sinks = [(second.main, "out", "files"), (late, "late-out", "table"), (first.main, "copy", "files")]
     made = told(sinks, [spec("first", broadcast=True), spec("second", keyed=False)], [cleaned, first, second])
     assert {name: entry["kind"] for name, entry in made.items()} == {

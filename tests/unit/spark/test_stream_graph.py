@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from cairn import OutputTag
-from cairn.spark.stream_graph import Derived, Function, Given, Node, functions_of, shared_functions
+from cairn.spark.stream_graph import FrameNode, FunctionNode, Node, SqlNode, functions_of, shared_functions
 
 
 def source() -> Node:
     frame: Any = object()
-    return Given(frame)
+    return FrameNode(frame)
 
 
-def function(name: str, *parents: Node) -> Function:
-    return Function(name, parents, lambda frames, tagged, sides: frames[0], 2)
+def function(name: str, *parents: Node) -> FunctionNode:
+    return FunctionNode(name, parents, lambda frames, tagged, sides: frames[0], 2)
 
 
-def derived(*parents: Node) -> Derived:
-    return Derived(parents, lambda *frames: frames[0])
+def derived(*parents: Node) -> SqlNode:
+    return SqlNode(parents, lambda *frames: frames[0])
 
 
 def shared(*roots: Node) -> set[str]:
