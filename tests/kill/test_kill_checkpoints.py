@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kill.test_kill import Trial
+from tests.support.kill_trial import Trial
 from tests.support.oracle import Row, expected, numbered_rows
 from tests.support.patience import PATIENCE
 

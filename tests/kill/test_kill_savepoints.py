@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.kill.test_kill import Trial
+from tests.support.kill_trial import Trial
 from tests.support.oracle import expected, numbered_rows
 
 from cairn.storage.savepoint_folder import is_savepoint, read_savepoint, verify

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.kill.test_kill import Trial
 from tests.support.kill_streams_child import NEAR
+from tests.support.kill_trial import Trial
 from tests.support.oracle import Row, numbered_rows
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.spark.test_upgrade_page import cairn, until
 from tests.support import programs
 from tests.support.servers.cache import NotAvailableError, jars
 from tests.support.servers.kafka import KafkaServer
@@ -62,12 +61,12 @@ def test_a_job_that_reads_kafka_goes_on_from_its_savepoint(kafka: KafkaServer, t
     where = ("--servers", kafka.address, "--connector", "", "--input", "sp-payments", "--output", "sp-totals")
     send(range(1, 4))
     with programs.Program(script, tmp_path, *where) as run:
-        until(run, lambda: len(sums()) == 3)
-        path = cairn(tmp_path, "stop", "kafka", "--savepoint-dir", "savepoints").splitlines()[-1]
+        run.wait_until(lambda: len(sums()) == 3)
+        path = programs.command(tmp_path, "stop", "kafka", "--savepoint-dir", "savepoints").splitlines()[-1]
         run.finish()
     assert sums() == [1, 3, 6]
     send(range(4, 6))
-    plan = json.loads(cairn(tmp_path, "plan", str(script), "-s", path, "-p", "3", "--json", *where))
+    plan = json.loads(programs.command(tmp_path, "plan", str(script), "-s", path, "-p", "3", "--json", *where))
     assert plan["possible"], plan
     with programs.Program(script, tmp_path, "-s", path, "-p", "3", *where, "--available-now") as run:
         run.finish()

@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.spark.test_readme import program, totals
 from tests.support.programs import Program
+from tests.support.readme_program import program, totals
 from tests.support.servers.cache import NotAvailableError
 from tests.support.servers.packages import ROOT, build, environment, outside, require_packages
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.cli.test_main import environment, listen_to_interrupts
+from tests.support.cli_process import environment, listen_to_interrupts
 
 pytestmark = pytest.mark.spark
 

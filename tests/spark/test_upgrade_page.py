@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.patience import PATIENCE
-from tests.support.programs import QUICK, Program
+from tests.support.programs import Program, command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "upgrade.md").read_text()
 pytestmark = pytest.mark.spark
@@ -24,21 +18,6 @@ def scripts(folder: Path) -> None:
     old, new = (text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "env.execute" in text)
     (folder / "payments.py").write_text(old)
     (folder / "payments2.py").write_text(new)
-
-
-def cairn(folder: Path, *args: str, code: int = 0) -> str:
-    config = {**QUICK, "execution.checkpointing.local-backup.dirs": str(folder / "stores")}
-    made = subprocess.run(
-        [sys.executable, "-m", "cairn.cli.main", *args],
-        cwd=folder,
-        env={**os.environ, "CAIRN_CONFIG": json.dumps(config)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert made.returncode == code, made.stdout + made.stderr
-    return made.stdout
 
 
 def feed(folder: Path, number: int, rows: list[tuple[str, int]]) -> None:
@@ -54,40 +33,34 @@ def written(folder: Path) -> list[Any]:
     return sorted(tuple(row.values()) for path in folder.glob("part-*") for row in pq.read_table(path).to_pylist())
 
 
-def until(program: Program, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, program._said()
-        assert program._process.poll() is None, program._said()
-        time.sleep(0.1)
-
-
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
     scripts(tmp_path)
     feed(tmp_path, 0, [("a", 5), ("b", 7), ("a", 1)])
     with Program(tmp_path / "payments.py", tmp_path) as program:
-        until(program, lambda: len(written(tmp_path / "output")) == 3)
-        beside = cairn(tmp_path, "savepoint", "payments", "savepoints", "--request-id", "one").splitlines()[-1]
-        assert cairn(tmp_path, "savepoint", "payments", "savepoints", "--request-id", "one").splitlines()[-1] == beside
-        told = json.loads(cairn(tmp_path, "stop", "payments", "--savepoint-dir", "savepoints", "--json"))
+        program.wait_until(lambda: len(written(tmp_path / "output")) == 3)
+        beside = command(tmp_path, "savepoint", "payments", "savepoints", "--request-id", "one").splitlines()[-1]
+        assert (
+            command(tmp_path, "savepoint", "payments", "savepoints", "--request-id", "one").splitlines()[-1] == beside
+        )
+        told = json.loads(command(tmp_path, "stop", "payments", "--savepoint-dir", "savepoints", "--json"))
         path = told["path"]
         assert told["stopped"]
         program.finish()
     assert path != beside
-    plan = json.loads(cairn(tmp_path, "plan", "payments2.py", "-s", path, "-p", "4", "--json"))
+    plan = json.loads(command(tmp_path, "plan", "payments2.py", "-s", path, "-p", "4", "--json"))
     assert plan["possible"]
     (matched,) = plan["matched"]
     assert matched["states"][0]["changes"] == ["total: int becomes bigint", "count: int added"]
     assert plan["sources"][0]["from"] == 0
-    cairn(tmp_path, "plan", "payments2.py", "-s", path, "-p", "400", code=2)
+    command(tmp_path, "plan", "payments2.py", "-s", path, "-p", "400", code=2)
     feed(tmp_path, 1, [("a", 10), ("c", 2)])
     with Program(tmp_path / "payments2.py", tmp_path, "-s", path, "-p", "4") as program:
-        until(program, lambda: len(written(tmp_path / "output2")) == 2)
-        back = cairn(tmp_path, "stop", "payments", "--savepoint-dir", "savepoints").splitlines()[-1]
+        program.wait_until(lambda: len(written(tmp_path / "output2")) == 2)
+        back = command(tmp_path, "stop", "payments", "--savepoint-dir", "savepoints").splitlines()[-1]
         program.finish()
     assert written(tmp_path / "output2") == [("a", 16, 101), ("c", 2, 1)]
-    assert "bigint cannot become int" in cairn(tmp_path, "plan", "payments.py", "-s", back, code=6)
+    assert "bigint cannot become int" in command(tmp_path, "plan", "payments.py", "-s", back, code=6)
     with Program(tmp_path / "payments.py", tmp_path, "-s", path) as program:
-        until(program, lambda: len(written(tmp_path / "output")) == 5)
-        cairn(tmp_path, "stop", "payments", "--savepoint-dir", "savepoints")
+        program.wait_until(lambda: len(written(tmp_path / "output")) == 5)
+        command(tmp_path, "stop", "payments", "--savepoint-dir", "savepoints")
     assert written(tmp_path / "output") == sorted([("a", 5), ("b", 7), ("a", 6), ("a", 16), ("c", 2)])

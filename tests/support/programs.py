@@ -72,6 +72,14 @@ class Program:
             time.sleep(0.05)
         return list(self.lines)
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds, which it must before the program ends."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {PATIENCE} seconds:\n{self._said()}"
+            assert self._process.poll() is None, f"the program ended early:\n{self._said()}"
+            time.sleep(0.1)
+
     def finish(self) -> list[str]:
         """All lines of a program that ends by itself, which it must do well."""
         code = self._process.wait(PATIENCE)
@@ -104,3 +112,19 @@ class Program:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()
+
+
+def command(folder: Path, *args: str, code: int = 0) -> str:
+    """The output of a command of cairn that is typed in `folder`."""
+    config = {**QUICK, "execution.checkpointing.local-backup.dirs": str(folder / "stores")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "cairn.cli.main", *args],
+        cwd=folder,
+        env={**os.environ, "CAIRN_CONFIG": json.dumps(config)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout

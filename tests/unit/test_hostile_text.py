@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tests.support.cli_call import call
+from tests.support.rest_client import BEARER, TOKEN, client_of
 from tests.support.restore_lab import checkpoint_of, harness
 from tests.support.web_job import JOB, START, UID, info, make_job
-from tests.unit.cli.test_state_commands import call
-from tests.unit.web.test_pages import PAGES, Reader
-from tests.unit.web.test_rest_api import BEARER, TOKEN, client_of
+from tests.support.web_pages import PAGES, Reader
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
 from cairn.cli import checkpoint_commands, job_commands, state_queries

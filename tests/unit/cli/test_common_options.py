@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.cli_process import cairn, environment, job, listen_to_interrupts
 from tests.support.patience import PATIENCE
 from tests.support.web_job import make_job
-from tests.unit.cli.test_main import cairn, environment, job, listen_to_interrupts
 
 from cairn.cli.common import arranged
 from cairn.cli.output import Output, problem_document

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.evolving_job import RENAMES, ROWS, New, Old
 from tests.support.restore_lab import harness, savepoint_of, shape_of
-from tests.unit.coordinator.test_savepoint_coordinator import World
-from tests.unit.restore.test_restore_savepoint import RENAMES, ROWS, New, Old
+from tests.support.savepoint_lab import World
 from typer.testing import CliRunner
 
 from cairn.cli.main import app

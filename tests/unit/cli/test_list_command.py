@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.cli_process import cairn, environment
 from tests.support.patience import PATIENCE
+from tests.support.rest_client import Answering
 from tests.support.web_job import JOB, make_job
-from tests.unit.cli.test_main import cairn, environment
-from tests.unit.web.test_rest_api import Answering
 from typer.testing import CliRunner
 
 from cairn.cli.completion import job_names

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.cli_process import cairn, environment, job, listen_to_interrupts
 from tests.support.patience import PATIENCE
 
 from cairn import errors
@@ -17,31 +18,6 @@ from cairn.cli import doctor
 from cairn.cli.doctor import Check, Status
 from cairn.cli.output import ExitCode, Output, exit_code, wants_colour
 from cairn.cli.run_command import job_config, parse_settings
-
-VARIABLES_OF_OURS = ("CAIRN_CONFIG", "CAIRN_DEBUG")
-
-
-def cairn(*args: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cairn.cli.main", *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment(**env),
-        timeout=PATIENCE,
-        check=False,
-    )
-
-
-def environment(**extra: str) -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k not in VARIABLES_OF_OURS} | extra
-
-
-def job(folder: Path, text: str) -> Path:
-    path = folder / "job.py"
-    path.write_text(text)
-    return path
-
 
 # ---------------------------------------------------------------- the program
 
@@ -233,11 +209,6 @@ def test_wrong_option_value_is_a_usage_error(tmp_path: Path, args: list[str]) ->
     answer = cairn("run", job(tmp_path, "print('ran')"), *args)
     assert answer.returncode == ExitCode.USAGE
     assert answer.stdout == ""
-
-
-def listen_to_interrupts() -> None:
-    """A shell that runs the tests in the background ignores Ctrl-C, and its children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_interrupt_ends_with_130(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.cli_process import environment
 from tests.support.patience import PATIENCE
 from tests.support.web_job import JOB, UID, make_job
-from tests.unit.cli.test_main import environment
 
 from cairn.cli import progress_bar as shown
 from cairn.cli.checkpoint_commands import step_of

@@ -13,32 +13,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from tests.support.cli_call import answer, call
 from tests.support.coordinator_lab import World
-from tests.unit.snapshots.test_table_tasks import SPECS, make_job, make_savepoint, rewrite
-from typer.testing import CliRunner
+from tests.support.savepoint_tables import SPECS, make_job, make_savepoint, rewrite
 
-from cairn.cli.main import app
-from cairn.cli.output import exit_code
 from cairn.cli.state_queries import plain
-from cairn.errors import CairnError
 from cairn.storage import savepoint_folder
 from cairn.testing.faults import flip_bit
-
-
-def call(*args: str) -> tuple[int, str]:
-    """Exit code and output, as `main` would end."""
-    result = CliRunner().invoke(app, list(args))
-    if isinstance(result.exception, CairnError):
-        return int(exit_code(result.exception)), result.exception.message
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout
-
-
-def answer(*args: str, code: int = 0) -> Any:
-    found, text = call(*args, "--json")
-    assert found == code, text
-    return json.loads(text)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.unit.config.test_checkpoint_settings import section
+from tests.support.configuration_page import section
 
 from cairn import (
     CheckpointConfig,

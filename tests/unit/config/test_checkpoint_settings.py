@@ -6,10 +6,10 @@ import pickle
 import re
 from dataclasses import fields, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.configuration_page import section
 
 from cairn import (
     InvalidInputError,
@@ -26,7 +26,6 @@ from cairn.config import (
     with_options,
 )
 
-PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
 EC = "execution.checkpointing."
 SR = "execution.state-recovery."
 RS = "restart-strategy."
@@ -339,10 +338,6 @@ def test_settings_travel_to_workers() -> None:
     clashing = (EC + "mode", EC + "max-concurrent-checkpoints")
     settings = parse({key: given for key, (given, _) in EXAMPLES.items() if key not in clashing})
     assert pickle.loads(pickle.dumps(settings)) == settings
-
-
-def section(title: str) -> str:
-    return re.split(r"^## ", PAGE.split(f"\n## {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def rows(title: str) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.coordinator.test_savepoint_coordinator import World
+from tests.support.savepoint_lab import World
 
 from cairn.api.job_handle import JobHandle
 from cairn.config import CheckpointSettings, RestartSettings

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from tests.support.coordinator_lab import manifest
+from tests.support.evolving_job import ROWS, Old
 from tests.support.patience import PATIENCE
 from tests.support.restore_lab import checkpoint_of, harness, restored, savepoint_of, shape_of
-from tests.unit.coordinator.test_savepoint_coordinator import World
-from tests.unit.restore.test_restore_savepoint import ROWS, Old
+from tests.support.savepoint_lab import World
+from tests.support.stopping_lab import Loop, served, stopped
 
 from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidInputError
@@ -67,43 +68,6 @@ def test_one_more_epoch_passes_a_shut_gate() -> None:
     thread.join(PATIENCE)
     assert not gate.enter()
     assert not gate.shut(0.1)
-
-
-class Loop:
-    draining = False
-
-
-def served(world: World, stopping: Any) -> Any:
-    """Run the coordinator's steps, and finish what it starts, until the stop has ended."""
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append(stopping())
-        except Exception as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while thread.is_alive():
-        world.step()
-        for number in list(world.writer.started):
-            world.writer.started.pop(number)(None)
-        thread.join(0.01)
-    return result[0]
-
-
-def stopped(world: World, gate: EpochGate, order: SavepointOrder, loop: Any = None) -> Any:
-    ended: list[bool] = []
-
-    def call() -> Any:
-        return stop(
-            world.files, gate, world.coordinator, loop or Loop(), order, 1, order.drained,
-            lambda: ended.append(True), PATIENCE,
-        )  # fmt: skip
-
-    info = served(world, call)
-    return info, ended
 
 
 def test_a_stop_takes_the_savepoint_of_the_last_epoch_and_ends_the_job(tmp_path: Path) -> None:

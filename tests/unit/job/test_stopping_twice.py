@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.support.patience import PATIENCE
-from tests.unit.coordinator.test_savepoint_coordinator import World
-from tests.unit.job.test_stopping import Loop, served, stopped
+from tests.support.savepoint_lab import World
+from tests.support.stopping_lab import Loop, served, stopped
 
 from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import CheckpointFailedError

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.support.cli_call import call
+from tests.support.evolving_job import Pickled
 from tests.support.restore_lab import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
-from tests.unit.cli.test_state_commands import call
-from tests.unit.restore.test_restore_savepoint_faults import Pickled
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
 from cairn.config import Settings

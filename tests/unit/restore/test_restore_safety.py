@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.evolving_job import ROWS, Old
 from tests.support.restore_lab import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
-from tests.unit.restore.test_restore_savepoint import ROWS, Old
 
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.evolving_job import ROWS, Old, Pickled, check_same, model, run_old
 from tests.support.restore_lab import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
-from tests.unit.restore.test_restore_savepoint import ROWS, Old, check_same, model, run_old
 
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import (
@@ -20,7 +19,6 @@ from cairn.model.descriptors import (
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from cairn.model.functions import KeyedProcessFunction
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.state_move import LocalMover
 from cairn.runtime.declared_states import Declared
@@ -113,15 +111,6 @@ def test_functions_that_cannot_be_asked(tmp_path: Path) -> None:
     restored(path, tmp_path / "b", shape)
     with harness(Old(), tmp_path / "b") as job:
         check_same(job)
-
-
-class Pickled(KeyedProcessFunction):
-    def open(self, runtime_context: Any) -> None:
-        self.any = runtime_context.get_state(ValueStateDescriptor("any"))
-
-    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
-        self.any.update({"n": value.n})
-        yield (value.key, "")
 
 
 def test_pickles_of_another_job_are_opened_by_name_only(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.support.rest_client import client_of, get
 from tests.support.restore_lab import harness
 from tests.support.web_job import EVIL, JOB, UID, make_job
-from tests.unit.web.test_rest_api import client_of, get
 
 from cairn.errors import (
     CairnError,

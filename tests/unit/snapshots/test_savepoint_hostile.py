@@ -16,7 +16,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.snapshots.test_table_tasks import load, make_job, make_savepoint, rewrite, vouch
+from tests.support.savepoint_tables import load, make_job, make_savepoint, rewrite, vouch
 
 from cairn.errors import (
     CairnError,

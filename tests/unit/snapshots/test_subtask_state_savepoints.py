@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from tests.support.restore_lab import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
+from tests.support.savepoint_tables import rewrite, vouch
 from tests.support.subtask_states import (
     Buffer,
     buffer,
@@ -22,7 +23,6 @@ from tests.support.subtask_states import (
     run_rules,
     shape,
 )
-from tests.unit.snapshots.test_table_tasks import rewrite, vouch
 
 from cairn import (
     CorruptFileError,

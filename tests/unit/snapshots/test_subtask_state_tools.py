@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.cli_call import answer, call
 from tests.support.restore_lab import checkpoint_of, savepoint_of
 from tests.support.subtask_states import (
     Buffer,
@@ -14,7 +15,6 @@ from tests.support.subtask_states import (
     run_buffer,
     run_rules,
 )
-from tests.unit.cli.test_state_commands import answer, call
 
 from cairn import (
     ListStateDescriptor,
@@ -129,7 +129,7 @@ def test_the_command_line_shows_them(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_state_that_belongs_to_subtasks(tmp_path: Path) -> None:
-    from tests.unit.web.test_rest_api import client_of
+    from tests.support.rest_client import client_of
 
     run_buffer(tmp_path / "a")
     checkpoint_of(tmp_path / "a", 1)

@@ -15,8 +15,8 @@ from types import FrameType
 
 import pytest
 from starlette.testclient import TestClient
+from tests.support.rest_client import client_of
 from tests.support.web_job import JOB, UID, make_job
-from tests.unit.web.test_rest_api import client_of
 
 from cairn.cli import checkpoint_commands, snapshot_commands, state_queries
 from cairn.cli.list_command import list_jobs

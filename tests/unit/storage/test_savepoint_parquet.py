@@ -11,7 +11,7 @@ import duckdb
 import pandas as pd
 import pyarrow.dataset
 import pytest
-from tests.unit.snapshots.test_table_tasks import make_job, make_savepoint
+from tests.support.savepoint_tables import make_job, make_savepoint
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.recovery_lab import Sum, run, start, tell_spark, total
 from tests.support.restore_lab import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
-from tests.unit.restore.test_recovery_logs import Sum, run, start, tell_spark, total
 
 from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange

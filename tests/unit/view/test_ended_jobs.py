@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.rest_client import BEARER, client_of, get, post
 from tests.support.web_job import EVIL, JOB, UID, info, make_job
-from tests.unit.web.test_rest_api import BEARER, client_of, get, post
 from typer.testing import CliRunner
 
 from cairn.cli.main import app

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.support.patience import PATIENCE, until
+from tests.support.rest_client import BEARER, TOKEN
 from tests.support.web_job import JOB, make_job
-from tests.unit.web.test_rest_api import BEARER, TOKEN
 
 from cairn.web import connections, security
 from cairn.web.job_catalogue import Catalogue

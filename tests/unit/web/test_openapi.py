@@ -6,8 +6,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+from tests.support.rest_client import TOKEN
 from tests.support.web_job import JOB, UID, make_job
-from tests.unit.web.test_rest_api import TOKEN
 
 from cairn.web.app import create_app
 from cairn.web.job_catalogue import Catalogue

@@ -6,7 +6,6 @@ import html
 import re
 import shlex
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.testclient import TestClient
+from tests.support.rest_client import client_of
 from tests.support.web_job import JOB, START, UID, info, make_job
-from tests.unit.web.test_rest_api import client_of
+from tests.support.web_pages import PAGES, Reader
 
 from cairn import quantities
 from cairn.config import WebSettings
@@ -26,13 +26,6 @@ from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.job_reader import JobReader
 from cairn.view.state_browser import get_command
 from cairn.web import charts, driver_server, graph_svg
-
-PAGES = [
-    "", f"/operators/{UID}", "/checkpoints", "/checkpoints/history", "/checkpoints/summary",
-    "/checkpoints/configuration",
-    "/checkpoints/4", "/checkpoints/3", "/state", "/state?state=seen&key=user-3", "/savepoints",
-    "/savepoints?before=2&after=4", "/restores", "/exceptions",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +38,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def web(root: Path) -> TestClient:
     return client_of(root)
-
-
-class Reader(HTMLParser):
-    """Collects what a browser would act upon."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inline: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.headings: list[str] = []
-        self._tag = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        self._tag = tag
-        self.inline += [f"{tag} {name}" for name in told if name.startswith("on") or name == "style"]
-        if tag == "style" or (tag == "script" and "src" not in told):
-            self.inline.append(tag)
-        if told.get("id"):
-            self.ids.append(str(told["id"]))
-        if tag == "a":
-            self.links.append(str(told.get("href")))
-        if tag in ("h1", "h2", "h3"):
-            self.headings.append(tag)
 
 
 @pytest.mark.parametrize("page", PAGES)

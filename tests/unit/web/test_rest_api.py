@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from tests.support.patience import PATIENCE
+from tests.support.rest_client import BEARER, TOKEN, Answering, client_of, get, post
 from tests.support.web_job import EVIL, JOB, UID, make_job
 
 from cairn.config import WebSettings
 from cairn.errors import InvalidInputError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.view.state_browser import Masks
-from cairn.web.app import create_app
-from cairn.web.job_catalogue import Catalogue
 from cairn.web.web_options import WebOptions, options_of
-
-TOKEN = "a-token-of-some-length"
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
-
-
-def client_of(root: Path, **options: Any) -> TestClient:
-    made = WebOptions(token=TOKEN, **options)
-    return TestClient(
-        create_app(Catalogue(str(root)), made), base_url="http://127.0.0.1:8081", raise_server_exceptions=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +30,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def web(root: Path) -> TestClient:
     return client_of(root)
-
-
-def get(web: TestClient, path: str, status: int = 200) -> Any:
-    answer = web.get(f"/api/v1{path}")
-    assert answer.status_code == status, answer.text
-    if status >= 400:
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert answer.json()["status"] == status
-    return answer.json()
 
 
 # Flink's documents.
@@ -287,10 +266,6 @@ def test_named_hosts_are_allowed(root: Path) -> None:
     assert web.get("/api/v1/jobs", headers={"Host": "[::1]:8081"}).status_code == 200
 
 
-def post(web: TestClient, path: str, body: Any = None, **headers: str) -> Any:
-    return web.post(f"/api/v1/jobs/{JOB}{path}", json={} if body is None else body, headers=headers)
-
-
 @pytest.mark.parametrize("path", ["/checkpoints", "/savepoints", "/stop"])
 def test_a_change_needs_the_token(web: TestClient, path: str) -> None:
     assert post(web, path).status_code == 401
@@ -358,34 +333,6 @@ def test_hidden_states_stay_hidden(root: Path) -> None:
 
 
 # Changes reach the job through its control folder.
-
-
-class Answering:
-    """Plays the job: answers every request in `control/` with what it is given."""
-
-    def __init__(self, folder: Path, answer: dict[str, Any]) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self._folder = folder / "control"
-        self._answer = answer
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Answering:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.01):
-            for path in self._folder.glob("*") if self._folder.exists() else ():
-                if path.suffix or path.name.startswith("."):
-                    continue
-                self.asked.append({**json.loads(path.read_text()), "id": path.name})
-                path.with_name(path.name + ".done").write_text(json.dumps(self._answer))
-                path.unlink()
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from tests.support.patience import PATIENCE
+from tests.support.rest_client import BEARER, client_of
 from tests.support.web_job import JOB, make_job
-from tests.unit.web.test_rest_api import BEARER, client_of
 
 from cairn.storage import layout
 from cairn.storage.savepoint_folder import read_savepoint
