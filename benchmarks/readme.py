@@ -16,18 +16,17 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parent.parent
 _START, _END = "<!-- bench:start -->", "<!-- bench:end -->"
 _INTRODUCTION = """\
-Measured on {day} with Python {python} and Spark {spark} on {cores} cores by `make bench` ({runs}); medians.
-{rows:,} rows an epoch, {keys:,} string keys ({nested:,} for maps and lists), one output row per input row, durable
-state on local disk, parallelism 2. The *limit* is the same job with a function that passes the rows through: same
-source, shuffle and sink, no state, with Spark's own settings. cairn chooses settings for its queries by which Spark
-itself sends rows to Python faster (it does not count the bytes of every row while rows are narrow); in brackets is the
-ratio to the limit with these settings.
+Medians of `make bench` on {day} ({runs}), with Python {python} and Spark {spark} on {cores} cores.
+Each epoch has {rows:,} rows with {keys:,} string keys ({nested:,} for maps and lists) and one output row per input row.
+State is durable on a local disk; the parallelism is 2. The *limit* is the same job with a function that only passes
+rows through: same source, shuffle and sink, no state, Spark's default settings. cairn starts its queries with settings
+that make Spark send narrow rows to Python faster; the ratio in brackets is relative to the limit with these settings.
 
-| what | measured | beside it | ratio | wanted | |
+| benchmark | measured | compared with | ratio | target | met |
 | --- | --- | --- | --- | --- | --- |"""
 _CLOSING = """
-In seconds an epoch: limit {limit:.2f}, with cairn's settings {tuned:.2f}, `sum` {sum:.2f}, `process` {process:.2f}.
-What `process` adds to the second is Python itself: a call, a generator and two calls to state for every row."""
+Seconds per epoch: limit {limit:.2f}, with cairn's settings {tuned:.2f}, `sum` {sum:.2f}, `process` {process:.2f}.
+The rest of `process` is Python itself: a function call, a generator and two state calls for every row."""
 
 
 def main() -> int:

@@ -105,7 +105,7 @@ def checks(plan: Plan) -> list[Check]:
     nested = f"{plan.rows:,} rows, {plan.nested_keys:,} keys"
     native = f"{plan.native_rows:,} rows, {plan.native_keys:,} keys"
     record = f"process with ValueState, {{}}, {full}".format
-    touched = f"{plan.touched:,} keys touched, {plan.stored:,} stored against {plan.stored_few:,}"
+    touched = f"{plan.touched:,} keys touched, {plan.stored:,} stored vs. {plan.stored_few:,}"
     return [
         Check("process-lmdb", "throughput", record("lmdb"), "process-lmdb", "limit", "rate", 0.65),
         Check("process-hashmap", "throughput", record("hashmap"), "process-hashmap", "limit", "rate", 0.65),
@@ -114,29 +114,29 @@ def checks(plan: Plan) -> list[Check]:
         Check("sum", "throughput", f"built-in sum, {full}", "sum", "limit", "rate", 0.85),
         Check("tumbling-sum", "throughput", f"sum over tumbling windows, {full}", "tumbling-sum", "limit", "rate", 0.5),
         Check(
-            "process-sql", "throughput", f"process against groupBy().agg(sum), {full}",
+            "process-sql", "throughput", f"process vs. groupBy().agg(sum), {full}",
             "process-lmdb", "sql-sum", "rate", 1.2,
         ),
-        Check("sum-sql", "throughput", f"sum against groupBy().agg(sum), {full}", "sum", "sql-sum", "rate", 1.6),
+        Check("sum-sql", "throughput", f"sum vs. groupBy().agg(sum), {full}", "sum", "sql-sum", "rate", 1.6),
         Check(
             "map-state", "throughput", f"MapState get and put, {plan.map_entries} entries a key, {nested}",
             "map-state", "limit-nested", "rate", 0.35,
         ),
         Check("list-state", "throughput", f"ListState add, {nested}", "list-state", "limit-nested", "rate", 0.35),
         Check(
-            "small-epoch", "small", f"what cairn adds to an epoch of {plan.small_rows} rows",
+            "small-epoch", "small", f"overhead of cairn in an epoch of {plan.small_rows} rows",
             "process-small", "limit-small", "added", 60.0,
         ),
         Check(
-            "transform-pandas", "native", f"process against transformWithStateInPandas ({native})",
+            "transform-pandas", "native", f"process vs. transformWithStateInPandas ({native})",
             "process-lmdb-full", "transform-pandas", "rate", 40.0, "process-native-size",
         ),
         Check(
-            "transform-rows", "native", f"process against transformWithState ({native})",
+            "transform-rows", "native", f"process vs. transformWithState ({native})",
             "process-lmdb-full", "transform-rows", "rate", 15.0, "process-native-size",
         ),
         Check(
-            "apply-pandas", "native", f"process against applyInPandasWithState ({native})",
+            "apply-pandas", "native", f"process vs. applyInPandasWithState ({native})",
             "process-lmdb-full", "apply-pandas", "rate", 25.0, "process-native-size",
         ),
         Check("touched-lmdb", "stored", f"lmdb, {touched}", "touch-many-lmdb", "touch-few-lmdb", "slower", 1.5),
@@ -150,20 +150,20 @@ def checks(plan: Plan) -> list[Check]:
         ),
         Check(
             "checkpoint-duration", "checkpoints",
-            f"incremental checkpoint, {plan.stored:,} stored against {plan.checkpoint_few:,}",
+            f"incremental checkpoint, {plan.stored:,} stored vs. {plan.checkpoint_few:,}",
             "incremental-many", "incremental-few", "slower", 1.5,
         ),
         Check(
-            "checkpoint-bytes", "checkpoints", "bytes that an incremental checkpoint wrote, by what was changed",
+            "checkpoint-bytes", "checkpoints", "bytes written by an incremental checkpoint vs. bytes changed",
             "written-bytes", "encoded-bytes", "bytes", 1.3,
         ),
         Check(
             "checkpoint-stream", "checkpoints",
-            f"process with a checkpoint every {plan.checkpoint_interval} against none, {full}",
+            f"process with a checkpoint every {plan.checkpoint_interval} vs. none, {full}",
             "stream-checkpointed", "stream-alone", "rate", 0.95,
         ),
         Check(
-            "snapshot-stream", "checkpoints", f"epochs while {plan.stored:,} keys are snapshotted against before",
+            "snapshot-stream", "checkpoints", f"epochs while {plan.stored:,} keys are snapshotted vs. before",
             "during-snapshot", "before-snapshot", "rate", 0.6,
         ),
         Check(
@@ -175,25 +175,25 @@ def checks(plan: Plan) -> list[Check]:
         ),
         Check(
             "restart-warm", "checkpoints",
-            f"restart with {plan.restart_keys:,} keys, local recovery, against empty state",
+            f"restart with {plan.restart_keys:,} keys, local recovery vs. empty state",
             "restart-warm", "restart-empty", "slower", 1.5,
         ),
         Check(
             "restart-cold", "checkpoints",
-            f"restart with {plan.restart_keys:,} keys, no local state, against empty state",
+            f"restart with {plan.restart_keys:,} keys, no local state vs. empty state",
             "restart-cold", "restart-empty", "slower", 3.0,
         ),
         Check(
             "restart-spark", "checkpoints",
-            f"restart with {plan.restart_keys:,} keys, local recovery, against Spark's RocksDB",
+            f"restart with {plan.restart_keys:,} keys, local recovery vs. Spark's RocksDB",
             "restart-warm", "restart-spark", "slower", 1.0,
         ),
         Check(
-            "savepoint", "savepoints", f"savepoint of {plan.stored:,} keys beside a stream that waits",
+            "savepoint", "savepoints", f"savepoint of {plan.stored:,} keys while the stream is idle",
             "savepoint", "", "plain", 1e6,
         ),
         Check(
-            "savepoint-stream", "savepoints", f"epochs during a savepoint of {plan.stored:,} keys against before",
+            "savepoint-stream", "savepoints", f"epochs during a savepoint of {plan.stored:,} keys vs. before",
             "during-savepoint", "before-savepoint", "rate", 0.6,
         ),
         Check(
@@ -201,7 +201,7 @@ def checks(plan: Plan) -> list[Check]:
             "restore-rescale", "", "plain", 8e5,
         ),
         Check(
-            "web-server", "web", f"process with a page that is watched against none, {full}",
+            "web-server", "web", f"process with an open web page vs. none, {full}",
             "web-on", "web-off", "slower", 1.02,
         ),
         Check(
@@ -209,11 +209,11 @@ def checks(plan: Plan) -> list[Check]:
             "web-history", "", "millis", 1000.0,
         ),
         Check(
-            "savepoint-diff", "offline", f"diff of two savepoints of {plan.stored:,} keys against a full outer join",
+            "savepoint-diff", "offline", f"diff of two savepoints of {plan.stored:,} keys vs. a full outer join",
             "savepoint-diff", "savepoint-join", "slower", 2.0,
         ),
         Check(
-            "savepoint-lookup", "offline", f"lookups of one key of {plan.stored:,} in a second",
+            "savepoint-lookup", "offline", f"lookups of single keys among {plan.stored:,}",
             "savepoint-lookup", "", "plain", 1.0,
         ),
     ]  # fmt: skip
