@@ -1,4 +1,4 @@
-"""Which options there are, what Flink called them before, and which of Flink's have no counterpart here."""
+"""The options, their older names in Flink, and the options of Flink that have no counterpart."""
 
 from __future__ import annotations
 
@@ -11,87 +11,93 @@ from cairn.config.settings import MODES, RETENTIONS, STORAGES
 OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "execution.checkpointing.interval": (
         "checkpoints.interval_ms", readers.interval,
-        "time from one checkpoint to the next, at least 10 ms; default 0: off",
+        "interval between checkpoints, at least 10 ms; default 0: checkpointing is off",
     ),
     "execution.checkpointing.mode": (
         "checkpoints.mode", readers.choice(MODES), "EXACTLY_ONCE (default) or AT_LEAST_ONCE",
     ),
     "execution.checkpointing.timeout": (
         "checkpoints.timeout_ms", readers.duration,
-        "a checkpoint that takes longer is given up; at least 10 ms; default 10 min",
+        "maximum duration of a checkpoint, at least 10 ms; default 10 min",
     ),
     "execution.checkpointing.min-pause": (
         "checkpoints.min_pause_ms", readers.duration,
-        "least time from the end of a checkpoint to the next start; default 0",
+        "minimum pause between the end of a checkpoint and the start of the next; default 0",
     ),
     "execution.checkpointing.max-concurrent-checkpoints": (
         "checkpoints.max_concurrent", readers.any_integer,
-        "checkpoints that may be under way at the same time; default 1",
+        "maximum number of concurrent checkpoints; default 1",
     ),
     "execution.checkpointing.tolerable-failed-checkpoints": (
         "checkpoints.tolerable_failures", readers.any_integer,
-        "failed checkpoints in a row that do not fail the job; default 0",
+        "number of consecutive failed checkpoints that do not fail the job; default 0",
     ),
     "execution.checkpointing.externalized-checkpoint-retention": (
         "checkpoints.retention", readers.choice(RETENTIONS),
-        "which checkpoints outlive the job: NO_EXTERNALIZED_CHECKPOINTS (default), "  # noqa: ISC004
+        "which checkpoints are kept when the job ends: NO_EXTERNALIZED_CHECKPOINTS (default), "  # noqa: ISC004
         "DELETE_ON_CANCELLATION or RETAIN_ON_CANCELLATION",
     ),
     "execution.checkpointing.num-retained": (
-        "checkpoints.num_retained", readers.any_integer, "completed checkpoints that are kept; default 1",
+        "checkpoints.num_retained", readers.any_integer, "number of completed checkpoints to retain; default 1",
     ),
     "execution.checkpointing.unaligned.enabled": (
         "checkpoints.unaligned", readers.boolean,
-        "unaligned checkpoints; needs EXACTLY_ONCE and at most one checkpoint at a time; default false",
+        "take unaligned checkpoints; requires EXACTLY_ONCE and one checkpoint at a time; default false",
     ),
     "execution.checkpointing.aligned-checkpoint-timeout": (
         "checkpoints.aligned_timeout_ms", readers.duration,
-        "with unaligned checkpoints: how long one may stay aligned; default 0: unaligned from the start",
+        "how long a checkpoint stays aligned before it becomes unaligned; default 0: unaligned from the start",
     ),
     "execution.checkpointing.incremental": (
-        "checkpoints.incremental", readers.boolean, "checkpoints share files with earlier ones; default false",
+        "checkpoints.incremental", readers.boolean,
+        "take incremental checkpoints, which share files with earlier ones; default false",
     ),
     "execution.checkpointing.storage": (
-        "checkpoints.storage", readers.choice(STORAGES), "filesystem (default) or jobmanager",
+        "checkpoints.storage", readers.choice(STORAGES), "checkpoint storage: filesystem (default) or jobmanager",
     ),
-    "execution.checkpointing.dir": ("directory", readers.directory, "directory of all jobs; default ./cairn-data"),
+    "execution.checkpointing.dir": (
+        "directory", readers.directory,
+        "directory of all jobs; each job has a directory below it; default ./cairn-data",
+    ),
     "execution.checkpointing.savepoint-dir": (
         "checkpoints.savepoint_dir", readers.directory,
-        "where savepoints go when the one who asks for them names no directory; default: none",
+        "default directory of savepoints; default: none",
     ),
     "execution.checkpointing.data-inline-threshold": (
         "inline_threshold", readers.inline,
-        "changes up to this size travel inside the manifest; default 20 kb, at most 1 mb",
+        "state changes up to this size are stored in the manifest; default 20 kb, at most 1 mb",
     ),
     "execution.checkpointing.write-buffer-size": (
         "checkpoints.write_buffer", readers.size,
-        "bytes written by one call to the storage, at least the inline threshold; default 4096",
+        "size of the write buffer in bytes, at least the inline threshold; default 4096",
     ),
     "execution.checkpointing.local-backup.enabled": (
         "checkpoints.local_recovery", readers.boolean,
-        "a restarted job goes on with the working stores that its hosts still have; default true, false in Flink",
+        "local recovery: a restarted job reuses the working stores on its hosts; default true (false in Flink)",
     ),
     "execution.checkpointing.local-backup.dirs": (
         "local_directory", readers.one_directory,
-        "where working stores live on each host, one directory; default: in the temporary folder",
+        "directory of the working stores on each host; default: in the temporary directory",
     ),
     "execution.checkpointing.prefer-checkpoint-for-recovery": (
         "checkpoints.prefer_checkpoint_for_recovery", readers.boolean,
-        "a key of Flink 1.x; no effect, since a job never recovers from a savepoint by itself; default false",
+        "no effect, because a job never recovers from a savepoint by itself; a key of Flink 1.x; default false",
     ),
     "execution.state-recovery.path": (
         "restore_path", readers.text,
-        "savepoint or checkpoint (a chk-<n> folder) that the job starts from; default: none",
+        "savepoint or checkpoint (a chk-<n> folder) to start from; default: none",
     ),
     "execution.state-recovery.claim-mode": (
         "claim_mode", readers.claim_mode,
-        "who owns the snapshot that the job starts from: NO_CLAIM (default, the user) or CLAIM (the job)",
+        "who owns the snapshot that the job starts from: the user (NO_CLAIM, default) or the job (CLAIM)",
     ),
     "execution.state-recovery.ignore-unclaimed-state": (
         "ignore_unclaimed", readers.boolean,
-        "drop stored state of operators that the job no longer has, and positions of sources that are not found again",
+        "drop the state of operators that the job no longer has, and positions of unmatched sources; default false",
     ),
-    "state.backend.type": ("backend", readers.text, "lmdb (default), hashmap, rocksdb, or an installed one"),
+    "state.backend.type": (
+        "backend", readers.text, "state backend: lmdb (default), hashmap, rocksdb, or an installed one",
+    ),
     "restart-strategy.type": (
         "restart.type", readers.restart_type,
         "none (also off, disable), fixed-delay, failure-rate or exponential-delay; default: none without "  # noqa: ISC004
@@ -99,115 +105,127 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "restart-strategy.fixed-delay.attempts": (
         "restart.attempts", readers.any_integer,
-        "restarts before giving up; default 1",
+        "maximum number of restarts; default 1",
     ),
-    "restart-strategy.fixed-delay.delay": ("restart.delay_ms", readers.duration, "pause before a restart; default 1 s"),
+    "restart-strategy.fixed-delay.delay": ("restart.delay_ms", readers.duration, "delay before a restart; default 1 s"),
     "restart-strategy.failure-rate.max-failures-per-interval": (
-        "restart.max_failures", readers.any_integer, "most failures that may happen within the interval; default 1",
+        "restart.max_failures", readers.any_integer, "maximum number of failures within the interval; default 1",
     ),
     "restart-strategy.failure-rate.failure-rate-interval": (
-        "restart.failure_interval_ms", readers.duration, "the interval in which failures are counted; default 1 min",
+        "restart.failure_interval_ms", readers.duration, "interval in which failures are counted; default 1 min",
     ),
     "restart-strategy.failure-rate.delay": (
-        "restart.failure_delay_ms", readers.duration, "pause before a restart; default 1 s",
+        "restart.failure_delay_ms", readers.duration, "delay before a restart; default 1 s",
     ),
     "restart-strategy.exponential-delay.initial-backoff": (
-        "restart.initial_backoff_ms", readers.duration, "pause before the first restart; default 1 s",
+        "restart.initial_backoff_ms", readers.duration, "delay before the first restart; default 1 s",
     ),
     "restart-strategy.exponential-delay.max-backoff": (
-        "restart.max_backoff_ms", readers.duration, "longest pause before a restart; default 1 min",
+        "restart.max_backoff_ms", readers.duration, "maximum delay before a restart; default 1 min",
     ),
     "restart-strategy.exponential-delay.backoff-multiplier": (
-        "restart.multiplier", readers.decimal, "growth of the pause from restart to restart, more than 1; default 1.5",
+        "restart.multiplier", readers.decimal,
+        "factor by which the delay grows after each restart, more than 1; default 1.5",
     ),
     "restart-strategy.exponential-delay.reset-backoff-threshold": (
         "restart.reset_ms", readers.duration,
-        "time without failure after which the pause is the first one again; default 1 h",
+        "time without failures after which the delay is reset; default 1 h",
     ),
     "restart-strategy.exponential-delay.jitter-factor": (
-        "restart.jitter", readers.decimal, "part of the pause that is random, from 0 to below 1; default 0.1",
+        "restart.jitter", readers.decimal, "random part of the delay, from 0 to below 1; default 0.1",
     ),
     "restart-strategy.exponential-delay.attempts-before-reset-backoff": (
         "restart.attempts_before_reset", readers.attempts_before_reset,
-        "restarts without such a quiet time before giving up; default infinite",
+        "maximum number of restarts before the delay is reset; default infinite",
     ),
-    "parallelism.default": ("parallelism", readers.integer(1, 32768), "number of subtasks; default: that of Spark"),
+    "parallelism.default": (
+        "parallelism", readers.integer(1, 32768), "number of subtasks; default: the parallelism of Spark",
+    ),
     "pipeline.max-parallelism": (
         "max_parallelism", readers.integer(-1, 32768),
-        "number of key groups, fixed for a job's life; default as in Flink",
+        "number of key groups, fixed for the life of a job; default as in Flink",
     ),
-    "pipeline.job-id": ("job_id", readers.text, "name of the job's directory; default: made from the job's name"),
-    "pipeline.auto-generate-uids": ("auto_uids", readers.boolean, "false: operators must have a uid; default true"),
+    "pipeline.job-id": ("job_id", readers.text, "name of the job directory; default: derived from the job name"),
+    "pipeline.auto-generate-uids": (
+        "auto_uids", readers.boolean,
+        "generate missing uids of operators; if false, every operator needs a uid; default true",
+    ),
     "cairn.compaction.max-chain": (
         "compaction_chain", readers.integer(2, 10_000),
-        "deltas after which state is compacted into a snapshot; default 32",
+        "number of deltas after which state is compacted; default 32",
     ),
-    "cairn.epochs.retained": ("epochs_retained", readers.integer(2, 100_000), "manifests that are kept; default 10"),
+    "cairn.epochs.retained": (
+        "epochs_retained", readers.integer(2, 100_000),
+        "number of committed epochs whose manifests are kept; default 10",
+    ),
     "cairn.restore.renames": (
         "renames", readers.renames,
-        "what uids and states of the snapshot are called now: old=new, uid.old-state=uid.new-state; default: none",
+        "renamed uids and states of the snapshot: old=new, uid.old-state=uid.new-state; default: none",
     ),
     "cairn.restore.again": (
         "restore_again", readers.boolean,
-        "go back to the snapshot also if the job started from it before; false: the job goes on then; default true",
+        "restore the snapshot again if the job was already started from it; if false, the job continues; default true",
     ),
     "cairn.restore.allow-pickled": (
         "allow_pickled", readers.names,
-        "pickled states (uid.state, with commas) that may be taken from a snapshot of another job; default: none",
+        "comma-separated pickled states (uid.state) that may be restored from another job's snapshot; default: none",
     ),
     "rest.port": (
         "web.port", readers.integer(0, 65535),
-        "port of the web page; the next free one if it is taken; default 8081, 0: any",
+        "port of the web page, or the next free port; default 8081; 0: any free port",
     ),
     "rest.bind-address": (
-        "web.address", readers.text, "address of the web page; any but a loopback one needs a token; default 127.0.0.1",
+        "web.address", readers.text,
+        "address of the web page; an address other than loopback requires cairn.web.token; default 127.0.0.1",
     ),
     "web.checkpoints.history": (
         "web.history", readers.integer(1, 100_000),
-        "ended checkpoints whose statistics are kept; default 1000, 10 in Flink",
+        "number of finished checkpoints whose statistics are kept; default 1000 (10 in Flink)",
     ),
     "cairn.web.enabled": ("web.enabled", readers.boolean, "serve the web page in the driver; default true"),
     "cairn.web.token": (
-        "web.token", readers.text, "what every change must carry; default: a new one at every start, told in the log",
+        "web.token", readers.text,
+        "token that changes require; default: a new token at every start, written to the log",
     ),
     "cairn.web.hosts": (
-        "web.hosts", readers.names, "further names (with commas) under which the web page may be asked; default: none",
+        "web.hosts", readers.names,
+        "comma-separated additional host names of the web page, such as those of a proxy; default: none",
     ),
-    "cairn.web.read-only": ("web.read_only", readers.boolean, "the web page changes nothing; default false"),
+    "cairn.web.read-only": ("web.read_only", readers.boolean, "make the web page read-only; default false"),
     "cairn.web.hidden-states": (
         "web.hidden_states", readers.names,
-        "states (uid.state, * for any, with commas) whose values the web page does not show; default: none",
+        "comma-separated states (uid.state, * for any) whose values the web page hides; default: none",
     ),
     "cairn.web.savepoint-roots": (
         "web.savepoint_roots", readers.names,
-        "directories (with commas) besides execution.checkpointing.savepoint-dir below which the web page may write",
+        "comma-separated further directories in which the web page may create savepoints; default: none",
     ),
     "cairn.time.max-jump": (
         "max_jump_ms", readers.duration,
         (
-            "how far the clock may run ahead of the time that really passed between two epochs of a driver; an epoch "
-            "beyond it is refused; default 1 d"
+            "how far processing time may advance beyond the elapsed time between two epochs of a driver before an "
+            "epoch is refused; default 1 d"
         ),
     ),
     "cairn.time.max-downtime": (
         "max_downtime_ms", readers.duration,
         (
-            "how far the clock may be ahead of the newest epoch when a job is started again; a first epoch beyond it "
-            "is refused; default 90 d"
+            "how far the clock may be ahead of the newest epoch when a job is started before its first epoch is "
+            "refused; default 90 d"
         ),
     ),
     "cairn.time.reset": (
         "time_reset", readers.boolean,
         (
-            "set the job's processing time back to the clock if it is ahead by more than cairn.time.max-jump, and fire "
-            "all processing-time timers; default false"
+            "set processing time back to the clock if it is ahead by more than cairn.time.max-jump, and fire all "
+            "processing-time timers; default false"
         ),
     ),
     "cairn.errors.show-values": (
         "show_values", readers.boolean,
         (
-            "show and store the text of exceptions that functions raise, and the row that they failed on, which may "
-            "hold data; false leaves their type and line, and what cairn's own errors say (the key, a value that does "
+            "show and store the messages of exceptions in functions and the row that failed, which may contain "
+            "data; if false, only the type and line, and what cairn's own errors say (the key, a value that does "
             "not fit); default true"
         ),
     ),
@@ -231,25 +249,27 @@ ALIASES = {
     "taskmanager.state.local.root-dirs": "execution.checkpointing.local-backup.dirs",
 }
 _NO_CHANNELS = "cairn records source positions, not the buffers between tasks; leave it out"
-_NO_CHANGELOG = "every epoch writes its changes durably already; leave it out, see cairn.compaction.max-chain"
-_NO_TRACKING = "state is read and written in bulk, not timed or measured call by call; see the metrics of Spark's tasks"
+_NO_CHANGELOG = "every epoch already writes its changes durably; leave it out, see cairn.compaction.max-chain"
+_NO_TRACKING = "state is read and written in bulk, so single calls are not measured; see the metrics of Spark's tasks"
 REFUSED = {
     "execution.checkpointing.interval-during-backlog": (
         "Spark's sources do not report a backlog; set execution.checkpointing.interval"
     ),
     "execution.checkpointing.create-subdir": (
-        "the files of a job are always in a directory of its own; name it with pipeline.job-id"
+        "every job has its own directory; name it with pipeline.job-id"
     ),
     "execution.checkpointing.snapshot-compression": "the format of state files is fixed; leave it out",
-    "execution.checkpointing.cleaner.parallel-mode": "how old files are deleted cannot be chosen; leave it out",
+    "execution.checkpointing.cleaner.parallel-mode": (
+        "the way that old files are deleted cannot be configured; leave it out"
+    ),
     "execution.checkpointing.checkpoints-after-tasks-finish": (
-        "the tasks of Spark end with every epoch, so none finishes early; leave it out"
+        "Spark's tasks end with every epoch, so none finishes early; leave it out"
     ),
     "execution.checkpointing.checkpoints-after-tasks-finish.*": (
-        "the tasks of Spark end with every epoch, so none finishes early; leave it out"
+        "Spark's tasks end with every epoch, so none finishes early; leave it out"
     ),
     "execution.checkpointing.unaligned.forced": (
-        "it is for iterations, which cairn does not have; set execution.checkpointing.unaligned.enabled"
+        "it is for iterations, which cairn does not support; set execution.checkpointing.unaligned.enabled"
     ),
     "execution.checkpointing.unaligned.max-subtasks-per-channel-state-file": _NO_CHANNELS,
     "execution.checkpointing.unaligned.interruptible-timers.*": (
@@ -258,31 +278,31 @@ REFUSED = {
     "execution.checkpointing.unaligned.recover-output-on-downstream.enabled": _NO_CHANNELS,
     "execution.checkpointing.during-recovery.enabled": _NO_CHANNELS,
     "execution.checkpointing.sync-phase-timeout": (
-        "a checkpoint has one time limit for all its parts; set execution.checkpointing.timeout"
+        "a checkpoint has a single timeout; set execution.checkpointing.timeout"
     ),
     "execution.checkpointing.file-merging.*": (
-        "changes that are small need no file of their own; set execution.checkpointing.data-inline-threshold"
+        "small changes are stored in the manifest; set execution.checkpointing.data-inline-threshold"
     ),
     "pipeline.sources.pause-until-first-checkpoint": "Spark's sources cannot be paused; leave it out",
     "execution.state-recovery.from-local": (
-        "copies on the host have one switch; set execution.checkpointing.local-backup.enabled"
+        "local recovery has a single option; set execution.checkpointing.local-backup.enabled"
     ),
     "execution.state-recovery.without-channel-state.checkpoint-id": _NO_CHANNELS,
     "state.backend.rocksdb.localdir": (
-        "working stores of all backends are in one place; set execution.checkpointing.local-backup.dirs"
+        "all backends use the same directory; set execution.checkpointing.local-backup.dirs"
     ),
     "state.backend.rocksdb.timer-service.*": "timers are kept in the same store as all other state; leave it out",
-    "state.backend.rocksdb.*": "the backend sets up RocksDB itself; leave it out, or install a backend of your own",
+    "state.backend.rocksdb.*": "cairn configures RocksDB itself; leave it out, or install your own backend",
     "state.backend.forst.*": "there is no such backend; set state.backend.type to rocksdb for large state",
     "state.latency-track.*": _NO_TRACKING,
     "state.backend.latency-track.*": _NO_TRACKING,
     "state.size-track.*": _NO_TRACKING,
     "state.changelog.*": _NO_CHANGELOG,
     "state.backend.changelog.*": _NO_CHANGELOG,
-    "pipeline.auto-watermark-interval": "the watermark moves once an epoch; set the pace with env.set_trigger",
+    "pipeline.auto-watermark-interval": "the watermark advances once per epoch; set its pace with env.set_trigger",
     "taskmanager.network.memory.buffer-debloat.*": (
-        "the network is Spark's; limit the rows of an epoch at the source, as with maxOffsetsPerTrigger"
+        "Spark manages the network; limit the rows of an epoch at the source, for example with maxOffsetsPerTrigger"
     ),
     "jobmanager.execution.failover-strategy": "an epoch fails or commits as a whole; set restart-strategy.type",
 }  # fmt: skip
-"""Keys of Flink without a counterpart, and why. A key that ends in `.*` stands for all keys that begin so."""
+"""Flink options without a counterpart, and why. A key that ends in `.*` stands for all keys with this prefix."""

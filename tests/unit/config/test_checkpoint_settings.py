@@ -349,4 +349,4 @@ def test_page_lists_exactly_the_options_older_names_and_refused_keys() -> None:
     options = [row for row in rows("Options") if row[0] not in families]
     assert sorted(options) == sorted((key, meaning) for key, (_, _, meaning) in OPTIONS.items())
     assert sorted(rows("Older names")) == sorted((old, f"`{new}`") for old, new in ALIASES.items())
-    assert sorted(rows("Keys of Flink that are refused")) == sorted(REFUSED.items())
+    assert sorted(rows("Flink options that are refused")) == sorted(REFUSED.items())
