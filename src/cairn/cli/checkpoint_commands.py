@@ -41,7 +41,7 @@ def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdent
         files = LocalFileSystem(local_root(job))
         identity = load_identity(files)
         if identity is None:
-            raise NotFoundError(f"{files.root} holds no job of cairn", path=files.root)
+            raise NotFoundError(f"{files.root} is not the directory of a cairn job", path=files.root)
         return files, identity
     root = local_root(directory or DEFAULT_DIRECTORY)
     own = [os.path.join(root, name) for name in LocalFileSystem(root).folders("")]
@@ -79,14 +79,14 @@ def _named(job: str, places: Sequence[str], where: str) -> tuple[LocalFileSystem
         return (exact or found)[0]
     if not found and not meant:
         near = difflib.get_close_matches(job, [name for ids in seen for name in ids], 1)
-        hint = f"; did you mean '{near[0]}'?" if near else "; give its path, or its directory with --dir"
-        unread = f". Not looked at, since their {layout.JOB} cannot be read: {', '.join(damaged)}" if damaged else ""
+        hint = f"; did you mean '{near[0]}'?" if near else "; pass its path, or its directory with --dir"
+        unread = f". Skipped because their {layout.JOB} cannot be read: {', '.join(damaged)}" if damaged else ""
         raise NotFoundError(f"there is no job '{job}' in {where}{hint}{unread}", job=job)
     ids = [identity.job_id for _, identity in found]
     alike = len(set(ids)) < len(ids)  # the same id in two places: only their paths tell them apart
     names = ", ".join(sorted([*([files.root for files, _ in found] if alike else ids), *meant]))
     raise InvalidInputError(
-        f"'{job}' could be any of {names}; give {'the path' if alike else 'more of the id'}", job=job
+        f"'{job}' is ambiguous: {names}; pass {'the path' if alike else 'a longer prefix of the id'}", job=job
     )
 
 
@@ -100,7 +100,7 @@ def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -
         return ExitCode.OK
     if not infos:
         asked = f"cairn checkpoint {quantities.shell_word(identity.job_id)}"
-        out.line(f"job {identity.job_id} has no checkpoints yet; take one with: {asked}")
+        out.line(f"job {identity.job_id} has no checkpoints; take one with: {asked}")
         return ExitCode.OK
     _table(identity, infos, out)
     return ExitCode.OK
@@ -137,7 +137,7 @@ def step_of(info: CheckpointInfo, what: str) -> Step:
         return Step(f"writing {what} {info.id}", info.parts_done, info.parts, "parts")
     if info.total:
         return Step(f"{what} {info.id}", info.acknowledged, info.total, "subtasks")
-    return Step(f"{what} {info.id} waits for the end of the running epoch")
+    return Step(f"{what} {info.id}: waiting for the end of the running epoch")
 
 
 def _alive(pid: int) -> bool:
@@ -230,12 +230,12 @@ def take_checkpoint(job: str, directory: str | None, full: bool | None, timeout:
 
     files, identity = open_job(job, directory)
     refuse_ended(files, identity, "no checkpoint can be taken")
-    with watching(out, f"asking job {identity.job_id} for a checkpoint", following(files, "checkpoint")):
+    with watching(out, f"requesting a checkpoint of job {identity.job_id}", following(files, "checkpoint")):
         answer = ask(files, {"action": "checkpoint", "full": full}, timeout)
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer within {timeout:.0f} s",
-            remedy=f"Is it running? Look with: cairn checkpoints {quantities.shell_word(identity.job_id)}",
+            remedy=f"Check that it is running: cairn checkpoints {quantities.shell_word(identity.job_id)}",
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))

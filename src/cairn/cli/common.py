@@ -60,5 +60,5 @@ def told_as_error(error: Exception, out: Output, debug: bool) -> int:
         print(json_line(usage_document(told, ExitCode.FAILED)), file=sys.stderr)
     else:
         print(one_line(f"error [internal]: {told}"), file=sys.stderr)
-        print("  remedy: Run again with --debug before the command to see where it happened.", file=sys.stderr)
+        print("  remedy: Run it again with --debug before the command to see the traceback.", file=sys.stderr)
     return ExitCode.FAILED

@@ -10,7 +10,7 @@ from cairn.config import OPTIONS, Settings
 from cairn.config.remembered_options import REMEMBERED, recalled, shown, value_of
 from cairn.storage.manifest_store import Runs
 
-_ORIGINS = {"-D": "-D", "config": "config in the code", "code": "a call in the code"}
+_ORIGINS = {"-D": "-D", "config": "config in code", "code": "method call in code"}
 
 
 def show_config(job: str, directory: str | None, out: Output) -> int:
@@ -32,13 +32,13 @@ def show_config(job: str, directory: str | None, out: Output) -> int:
     out.document({**document, "max_parallelism": identity.max_parallelism, "options": options})
     if out.as_json:
         return ExitCode.OK
-    out.line(f"job {identity.job_id}, run {runs.newest()}; key groups, fixed for its life: {identity.max_parallelism}")
+    out.line(f"job {identity.job_id}, run {runs.newest()}; {identity.max_parallelism} key groups (fixed)")
     width = max(len(key) for key in REMEMBERED)
     for option in options:
         value = shown(option["key"], option["value"])
         out.line(f"{option['key']:<{width}}  {value or '-':<28}  {_origin(option)}")
     out.line(
-        f"The other {len(OPTIONS) - len(REMEMBERED)} options describe one start or one machine and are not remembered."
+        f"The other {len(OPTIONS) - len(REMEMBERED)} options apply to one start or one machine and are not remembered."
     )
     return ExitCode.OK
 

@@ -116,13 +116,13 @@ class _Demo:
         when = "right after the commit" if self._is_committed(victim) else "in the middle"
         out.event({"event": "killed", "epoch": victim, "processes": killed, "committed": self._is_committed(victim)})
         out.line(f"       kill -9 of all {killed} processes of the job, {when} of epoch {victim}")
-        out.line("       starting it again ...")
+        out.line("       restarting ...")
         with JobProcess(self._place, self._epochs, self._rows) as job:
             for event in job.events():
                 if event["event"] == "started" and not out.as_json:
                     restored = event["restored"]
-                    whence = "empty state" if restored is None else f"epoch {restored}, the last committed one"
-                    out.line(f"       run {event['run']} goes on from {whence}")
+                    whence = "empty state" if restored is None else f"epoch {restored}, the last committed epoch"
+                    out.line(f"       run {event['run']} resumes from {whence}")
                 self._show(event)
         out.line()
         return report(self._place, self._epochs * self._rows, out)
@@ -200,7 +200,7 @@ class JobProcess:
                 return
             if ended:
                 if self._process.wait() != 0:
-                    raise EpochFailedError(f"the job ended by itself:\n{self._tail()}", remedy="Run: cairn doctor")
+                    raise EpochFailedError(f"the job ended unexpectedly:\n{self._tail()}", remedy="Run: cairn doctor")
                 return
             if time.monotonic() > deadline:
                 raise EpochFailedError(f"nothing has happened for {self._patience:.0f} seconds:\n{self._tail()}")
@@ -355,7 +355,7 @@ def report(place: Path, expected_rows: int, out: Output) -> bool:
     sums, counts = expected(expected_rows)
     found = read_back(place, expected_rows)
 
-    table = Table(title="Expected (plain Python) against found (files on disk)", title_justify="left")
+    table = Table(title="Expected (plain Python) and actual results (files on disk)", title_justify="left")
     for name in ("", "expected", "in the state", "in the output", ""):
         table.add_column(name, justify="left" if not name else "right")
     exact = True
@@ -378,9 +378,9 @@ def report(place: Path, expected_rows: int, out: Output) -> bool:
     table.add_section()
     line("users with a wrong total", 0, _differences(sums, found.state_sums), _differences(sums, found.output_sums))
     line("users with a wrong count", 0, _differences(counts, found.state_counts), None)
-    line("rows twice", 0, None, found.duplicates)
-    line("rows missing", 0, None, found.missing)
-    line("rows made up or changed", 0, None, found.foreign + found.wrong_amounts)
+    line("duplicate rows", 0, None, found.duplicates)
+    line("missing rows", 0, None, found.missing)
+    line("unknown or changed rows", 0, None, found.foreign + found.wrong_amounts)
     line("wrong running totals", 0, None, found.wrong_steps)
     out.event({
         "event": "summary", "version": SHAPE, "exit_code": 0 if exact else 1, "exact": exact, "directory": str(place),
@@ -388,7 +388,7 @@ def report(place: Path, expected_rows: int, out: Output) -> bool:
     })  # fmt: skip
     if not out.as_json:
         out.table(table)
-    out.line("The result is exact: the kill lost nothing and repeated nothing." if exact else "The result is WRONG.")
+    out.line("The result is exact: nothing was lost or duplicated." if exact else "The result is WRONG.")
     return exact
 
 

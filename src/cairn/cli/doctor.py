@@ -66,7 +66,7 @@ def run_doctor(data_dir: str, local_dir: str, job_seconds: float | None, out: Ou
     healthy = _healthy(checks)
     out.document({"version": REPORT_VERSION, "ok": healthy, "checks": [asdict(check) for check in checks]})
     if not healthy:
-        out.message("Some checks failed; jobs will not run before they are mended.")
+        out.message("Some checks failed. Fix them before you run jobs.")
     return ExitCode.OK if healthy else ExitCode.FAILED
 
 
@@ -100,7 +100,7 @@ def examine(data_dir: str, local_dir: str) -> list[Check]:
         check_lmdb(),
         check_rocksdict(),
         check_temporary_directory(),
-        check_disk("local state disk", local_dir, "Choose another place for the local state."),
+        check_disk("local state disk", local_dir, "Choose another execution.checkpointing.local-backup.dirs."),
         check_disk("data disk", data_dir, "Choose another execution.checkpointing.dir."),
         check_atomic_create(data_dir),
         check_stores(local_dir),
@@ -132,7 +132,7 @@ def check_java() -> Check:
     major = java_major(answer.stderr + answer.stdout)
     where = f"{command}, from JAVA_HOME" if home else command
     if major is None:
-        return Check("java", Status.FAIL, f"{where} does not tell its version", install)
+        return Check("java", Status.FAIL, f"{where} does not report its version", install)
     if major < JAVA_NEEDED:
         advice = f"Point JAVA_HOME to Java {JAVA_NEEDED} or newer, or unset it." if home else install
         return Check("java", Status.FAIL, f"{major} is too old ({where})", advice)
@@ -176,7 +176,7 @@ def check_pandas() -> Check:
     install = "Run: pip install 'cairn-streaming[spark]'"
     version = _installed("pandas")
     if version is None:
-        return Check("pandas", Status.FAIL, "not installed; PySpark asks for it", install)
+        return Check("pandas", Status.FAIL, "not installed; PySpark requires it", install)
     if _numbers(version)[:2] < PANDAS_NEEDED:
         return Check("pandas", Status.FAIL, f"{version} is too old; {_dotted(PANDAS_NEEDED)} is needed", install)
     if _numbers(version) >= PANDAS_TOO_NEW:
@@ -281,7 +281,7 @@ def check_atomic_create(place: str) -> Check:
         shutil.rmtree(probe, ignore_errors=True)
     if broken:
         advice = "Use a local disk or another file system for execution.checkpointing.dir."
-        return Check(name, Status.FAIL, f"{parent} does not keep: {', '.join(broken)}", advice)
+        return Check(name, Status.FAIL, f"{parent} does not support: {', '.join(broken)}", advice)
     took = (time.perf_counter() - began) * 1000
     return Check(name, Status.OK, f"create, link and sync work in {parent} ({took:.0f} ms)")
 
@@ -356,8 +356,8 @@ def check_stores(place: str) -> Check:
     detail = f"{len(found)} jobs, {total / GIB:.2f} GiB in {path}"
     dead = [stores for stores in found if stores.state == "dead"]
     if dead:
-        detail += f"; {len(dead)} of jobs that are gone, {sum(stores.size for stores in dead) / GIB:.2f} GiB"
-        return Check(name, Status.WARN, detail, "See what can go with: cairn doctor --clean-stores")
+        detail += f"; {len(dead)} of jobs that no longer exist, {sum(stores.size for stores in dead) / GIB:.2f} GiB"
+        return Check(name, Status.WARN, detail, "List them with: cairn doctor --clean-stores")
     return Check(name, Status.OK, detail)
 
 
@@ -371,7 +371,7 @@ def clean_stores(place: str, really: bool, out: Output) -> int:
     for stores in found:
         age = (time.time() - stores.used) / 3600
         out.line(f"{stores.state:<7}  {stores.size / GIB:8.3f} GiB  used {age:.1f} h ago  {stores.path}")
-        out.line(f"         {stores.job_dir or 'nothing says which job it belongs to'}")
+        out.line(f"         {stores.job_dir or 'unknown job'}")
         if really and stores.state == "dead":
             remove(stores)
             removed.append(stores.path)
@@ -381,7 +381,9 @@ def clean_stores(place: str, really: bool, out: Output) -> int:
     if really:
         out.line(f"removed the working stores of {len(removed)} jobs, {size:.3f} GiB")
     elif dead:
-        out.line(f"{len(dead)} jobs are gone, {size:.3f} GiB; nothing was removed. Add --yes to remove their stores.")
+        out.line(
+            f"{len(dead)} jobs no longer exist, {size:.3f} GiB; nothing was removed. Pass --yes to remove their stores."
+        )
     else:
         out.line(f"nothing to remove in {place}")
     return ExitCode.OK

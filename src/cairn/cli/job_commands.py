@@ -43,41 +43,41 @@ def stop_job(
 def cancel_job(job: str, directory: str | None, timeout: float, out: Output) -> int:
     """End a job without a savepoint. What is committed stays, and so do checkpoints that are configured to."""
     files, identity = open_job(job, directory)
-    refuse_ended(files, identity, "there is nothing to cancel")
-    with watching(out, f"asking job {identity.job_id} to end", lambda: None):
+    refuse_ended(files, identity, "it cannot be canceled")
+    with watching(out, f"canceling job {identity.job_id}", lambda: None):
         answer = ask(files, {"action": "cancel"}, timeout)
     if answer is None:
         raise CheckpointFailedError(
-            f"job '{identity.job_id}' did not answer in time", remedy="Is it running? Look with: cairn list"
+            f"job '{identity.job_id}' did not answer in time", remedy="Check that it is running: cairn list"
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))
     kept = CheckpointStore(files).numbers()
-    told = f"checkpoints kept: {', '.join(map(str, kept))}" if kept else "no checkpoint is kept"
+    told = f"checkpoints kept: {', '.join(map(str, kept))}" if kept else "no checkpoints kept"
     out.document({"version": 1, "job": identity.job_id, "canceled": True, "checkpoints": kept})
-    out.line(f"job {identity.job_id} was canceled; its last committed epoch stays, {told}")
+    out.line(f"job {identity.job_id} was canceled; its last committed epoch is kept, {told}")
     return ExitCode.OK
 
 
 def confirm_cancel(job: str, directory: str | None, yes: bool, dry_run: bool, out: Output) -> bool:
     """Say what goes and what stays, and ask. Never asks where nobody can answer."""
     files, identity = open_job(job, directory)
-    refuse_ended(files, identity, "there is nothing to cancel")
-    text = f"job {identity.job_id} ends after its running epoch, without a savepoint; what is committed stays"
+    refuse_ended(files, identity, "it cannot be canceled")
+    text = f"job {identity.job_id} will end after its running epoch, without a savepoint; committed epochs are kept"
     if dry_run:
         out.document({"version": 1, "job": identity.job_id, "canceled": False})
-        out.line(f"would cancel: {text}; nothing was changed")
+        out.line(f"dry run: {text}; nothing was changed")
         return False
     if yes:
         return True
     if out.as_json or not sys.stdin.isatty():
         raise InvalidInputError(
-            f"nobody can be asked here, so job '{identity.job_id}' was left alone", remedy="Add --yes."
+            f"canceling job '{identity.job_id}' needs a terminal to ask for confirmation", remedy="Pass --yes."
         )
     import typer
 
     out.message(text)
-    if not typer.confirm("cancel it?", err=True):
+    if not typer.confirm("Cancel the job?", err=True):
         out.message("nothing was changed")
         return False
     return True
@@ -97,17 +97,17 @@ def _asked(
     if request is None or not answered(files, request):
         made = _made_before(files, request, stopping)
         if made is None:
-            refuse_ended(files, identity, "there is nothing to stop" if stopping else "no savepoint can be taken")
+            refuse_ended(files, identity, "it cannot be stopped" if stopping else "no savepoint can be taken")
     if made is not None:
         return _tell_savepoint(made, identity, stopping, out)
-    what = "to stop with a savepoint" if stopping else "for a savepoint"
+    what = "stopping job {} with a savepoint" if stopping else "requesting a savepoint of job {}"
     request = request or uuid.uuid4().hex
-    with watching(out, f"asking job {identity.job_id} {what}", following(files, "savepoint", request)):
+    with watching(out, what.format(identity.job_id), following(files, "savepoint", request)):
         answer = ask(files, question, timeout, request)
     if answer is None:
         raise CheckpointFailedError(
             f"job '{identity.job_id}' did not answer in time",
-            remedy=f"Is it running? Look with: cairn checkpoints {quantities.shell_word(identity.job_id)}",
+            remedy=f"Check that it is running: cairn checkpoints {quantities.shell_word(identity.job_id)}",
         )
     if "error" in answer:
         raise CheckpointFailedError(str(answer["error"]))
@@ -138,11 +138,11 @@ def _made_before(files: LocalFileSystem, request: str | None, stopping: bool) ->
 
 
 _ENDINGS = {
-    "finished": "has finished: its sources had nothing more",
+    "finished": "has finished: its sources are exhausted",
     "stopped": "was stopped with a savepoint",
     "canceled": "was canceled",
     "failed": "has failed",
-    "crashed": "has crashed: its process is gone",
+    "crashed": "has crashed: its process no longer runs",
 }
 
 
@@ -154,11 +154,11 @@ def refuse_ended(files: LocalFileSystem, identity: JobIdentity, consequence: str
     when = f" {quantities.ago(end.time_ms, time.time() * 1000)}" if end.time_ms else ""
     cause = f" ({quantities.first_line(end.cause, 200)})" if end.cause else ""
     from_epoch = f" from epoch {end.epoch}" if end.epoch >= 0 else ""
-    advice = f"Start it again to go on{from_epoch}: cairn run JOB.py."
+    advice = f"Start it again to resume{from_epoch}: cairn run JOB.py."
     saved = newest_savepoint(CheckpointStore(files).history())
     if saved is not None:
         older = quantities.behind(saved.epoch, end.epoch)
-        which = f"Its newest savepoint is at {older}: going back to it is" if older else "Or from its newest savepoint:"
+        which = f"Its newest savepoint is at {older}; to restore it:" if older else "Or from its newest savepoint:"
         advice += f" {which} cairn run JOB.py -s {quantities.shell_word(saved.path)}"
     ending, colon, why = _ENDINGS[end.kind].partition(":")
     raise CheckpointFailedError(

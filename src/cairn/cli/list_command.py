@@ -118,7 +118,7 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
         table.add_column(name, justify="right")
     if not narrow:
         table.add_column("state size", justify="right")
-    table.add_column("is it fine?")
+    table.add_column("health")
     if not narrow:
         table.add_column("page", overflow="fold")
 
@@ -145,7 +145,7 @@ def _show(jobs: Sequence[JobView], damaged: Mapping[str, CairnError], directory:
     here = local_root(directory)
     for job in jobs:
         if os.path.dirname(job.directory) != here and job.directory != here:
-            out.line(f"  {job.job_id} runs elsewhere: {job.directory}")
+            out.line(f"  {job.job_id} is in another directory: {job.directory}")
     for job in jobs if narrow else ():
         if job.url:
             out.line(f"  {job.job_id}: {job.url}")

@@ -22,19 +22,32 @@ from cairn.errors import CairnError
 
 app = typer.Typer(
     name="cairn",
-    help="Flink-like keyed state for PySpark Structured Streaming.",
+    help="Flink's state and fault tolerance for PySpark Structured Streaming.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
-        "Exit codes: 0 fine, 1 failed, 2 usage, 3 not found, 4 conflict, 5 damaged state, 6 incompatible, "
-        "7 storage, 130 interrupted. --no-color, -q and -v may stand anywhere; for run and plan, before the command."
+        "Exit codes: 0 success, 1 failure, 2 usage error, 3 not found, 4 conflict, 5 damaged state, 6 incompatible, "
+        "7 storage, 130 interrupted. --no-color, -q and -v may appear anywhere; for run and plan, before the command."
     ),
 )
 
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+ScriptArgument = Annotated[str, typer.Argument(metavar="JOB.py", help="The script that defines and executes the job.")]
+ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")]
+SubtasksOption = Annotated[
+    int | None, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Number of subtasks of each operator.")
+]
+MasterOption = Annotated[
+    str | None, typer.Option("--master", metavar="URL", help="Spark master, for example local[4].")
+]
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="Set a configuration option; may be repeated.")
+]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait for the job.")]
 
 RestoreOption = Annotated[
     str | None,
@@ -48,7 +61,7 @@ RestoreOption = Annotated[
 ]
 LostOption = Annotated[
     bool,
-    typer.Option("--allow-non-restored-state", help="Drop stored state of operators that the job has no more."),
+    typer.Option("--allow-non-restored-state", help="Drop the state of operators that the job no longer has."),
 ]
 
 _DEBUG_VARIABLE = "CAIRN_DEBUG"
@@ -72,16 +85,16 @@ def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colours, as with NO_COLOR.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what cairn logs while it works.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Disable colours, like NO_COLOR.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print cairn's log as well.")] = False,
 ) -> None:
     if debug:
         os.environ[_DEBUG_VARIABLE] = "1"
     if no_color:
         os.environ["NO_COLOR"] = "1"
     if quiet and verbose:
-        raise typer.BadParameter("--quiet and --verbose exclude each other.")
+        raise typer.BadParameter("--quiet and --verbose cannot be combined.")
     if quiet:
         os.environ[QUIET_VARIABLE] = "1"
     if quiet or verbose:
@@ -90,27 +103,21 @@ def common(
 
 @app.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="Options that cairn does not know go to the script, and so does everything after `--`.",
+    epilog="Unknown options, and everything after `--`, are passed to the script.",
 )
 def run(
-    job: Annotated[str, typer.Argument(metavar="JOB.py", help="The script that defines and executes the job.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
-    parallelism: Annotated[
-        int | None, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Subtasks of each operator.")
-    ] = None,
-    master: Annotated[
-        str | None, typer.Option("--master", metavar="URL", help="Spark master, for example local[4].")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A configuration key; may be repeated.")
-    ] = None,
+    job: ScriptArgument,
+    args: ScriptArguments = None,
+    parallelism: SubtasksOption = None,
+    master: MasterOption = None,
+    settings: SettingsOption = None,
     restore: RestoreOption = None,
     allow_lost: LostOption = False,
     claim_mode: Annotated[
         str | None,
-        typer.Option("--claim-mode", metavar="MODE", help="Who owns the snapshot then: NO_CLAIM or CLAIM."),
+        typer.Option("--claim-mode", metavar="MODE", help="Who owns the snapshot: you (NO_CLAIM) or the job (CLAIM)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as JSON, a line each.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one per line.")] = False,
     debug: DebugOption = False,
 ) -> None:
     """Run a job script."""
@@ -124,27 +131,21 @@ def run(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def plan(
-    job: Annotated[str, typer.Argument(metavar="JOB.py", help="The script that defines and executes the job.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
-    parallelism: Annotated[
-        int | None, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Subtasks of each operator.")
-    ] = None,
-    master: Annotated[
-        str | None, typer.Option("--master", metavar="URL", help="Spark master, for example local[4].")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A configuration key; may be repeated.")
-    ] = None,
+    job: ScriptArgument,
+    args: ScriptArguments = None,
+    parallelism: SubtasksOption = None,
+    master: MasterOption = None,
+    settings: SettingsOption = None,
     restore: RestoreOption = None,
     allow_lost: LostOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Say what a job would take over from a snapshot, without starting it."""
+    """Show what a restore would do, without a start."""
     from cairn.cli.plan_command import plan_job
 
     if restore is None:
-        raise typer.BadParameter("Name the snapshot to start from: -s PATH.")
+        raise typer.BadParameter("Pass the snapshot to start from: -s PATH.")
     config = _job_options(job, parallelism, master, settings, restore, allow_lost, {})
     out = Output(as_json=as_json)
     raise typer.Exit(plan_job(Path(job), args or (), config, debug=debug or _debug_wanted(), out=out))
@@ -179,16 +180,16 @@ def _refuse_option(option: str) -> None:
         option, ["--parallelism", "--master", "--from", "--claim-mode", "--debug", "--help"]
     )
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise typer.BadParameter(f"No such option: {option}.{hint} Options of the script stand after JOB.py.")
+    raise typer.BadParameter(f"No such option: {option}.{hint} Options of the script follow JOB.py.")
 
 
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="Name, id prefix or directory of the job.", autocompletion=job_names),
+    typer.Argument(metavar="JOB", help="Name, id, id prefix or directory of the job.", autocompletion=job_names),
 ]
 DirOption = Annotated[
     str | None,
-    typer.Option("--dir", metavar="DIR", help="Directory of all jobs. [cairn-data, and where jobs of yours run]"),
+    typer.Option("--dir", metavar="DIR", help="Directory of all jobs. [cairn-data, then your running jobs]"),
 ]
 
 
@@ -199,7 +200,7 @@ def checkpoints(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many to show.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a job, newest first; it need not be running."""
+    """List the checkpoints of a job, newest first."""
     from cairn.cli.checkpoint_commands import show_checkpoints
 
     raise typer.Exit(show_checkpoints(job, directory, limit, Output(as_json=as_json)))
@@ -207,7 +208,7 @@ def checkpoints(
 
 @app.command()
 def config(job: JobArgument, directory: DirOption = None, as_json: JsonOption = False) -> None:
-    """Show the configuration that a job remembers, and where each value comes from."""
+    """Show the configuration that a job remembers."""
     from cairn.cli.config_command import show_config
 
     raise typer.Exit(show_config(job, directory, Output(as_json=as_json)))
@@ -218,12 +219,12 @@ def checkpoint(
     job: JobArgument,
     directory: DirOption = None,
     full: Annotated[
-        bool | None, typer.Option("--full/--incremental", help="Write all state anew, or only name it. [as configured]")
+        bool | None, typer.Option("--full/--incremental", help="Write all state, or reference it. [as configured]")
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 600.0,
+    timeout: TimeoutOption = 600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a checkpoint of a running job now, and wait for it."""
+    """Take a checkpoint of a running job and wait for it."""
     from cairn.cli.checkpoint_commands import take_checkpoint
 
     raise typer.Exit(take_checkpoint(job, directory, full, timeout, Output(as_json=as_json)))
@@ -231,7 +232,7 @@ def checkpoint(
 
 RequestOption = Annotated[
     str | None,
-    typer.Option("--request-id", metavar="ID", help="Asking again with the same one gives the same savepoint."),
+    typer.Option("--request-id", metavar="ID", help="The same id always gives the same savepoint."),
 ]
 
 
@@ -239,14 +240,15 @@ RequestOption = Annotated[
 def savepoint(
     job: JobArgument,
     target: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="Where it gets a folder of its own. [as the job is configured]")
+        str | None,
+        typer.Argument(metavar="DIR", help="Directory in which the savepoint is created. [as the job is configured]"),
     ] = None,
     directory: DirOption = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 3600.0,
+    timeout: TimeoutOption = 3600.0,
     request: RequestOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a savepoint of a running job, and wait for it."""
+    """Take a savepoint of a running job and wait for it."""
     from cairn.cli.job_commands import take_savepoint
 
     raise typer.Exit(take_savepoint(job, directory, target, timeout, request, Output(as_json=as_json)))
@@ -256,13 +258,14 @@ def savepoint(
 def stop(
     job: JobArgument,
     target: Annotated[
-        str | None, typer.Option("--savepoint-dir", metavar="DIR", help="Where the savepoint goes. [as configured]")
+        str | None,
+        typer.Option("--savepoint-dir", metavar="DIR", help="Directory of the savepoint. [as the job is configured]"),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Fire all event-time timers first; the job is not meant to be resumed then.")
+        bool, typer.Option("--drain", help="Fire all event-time timers first; for jobs that are not resumed.")
     ] = False,
     directory: DirOption = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 3600.0,
+    timeout: TimeoutOption = 3600.0,
     request: RequestOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -276,12 +279,14 @@ def stop(
 def cancel(
     job: JobArgument,
     directory: DirOption = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="S", help="Seconds to wait.")] = 600.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False,
+    timeout: TimeoutOption = 600.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would happen without changing anything.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """End a running job without a savepoint; its running epoch is finished first."""
+    """Cancel a running job without a savepoint."""
     from cairn.cli.job_commands import cancel_job, confirm_cancel
 
     out = Output(as_json=as_json)
@@ -292,13 +297,13 @@ def cancel(
 @app.command("list")
 def list_(
     directory: DirOption = None,
-    running: Annotated[bool, typer.Option("--running", "-r", help="Only jobs that run.")] = False,
+    running: Annotated[bool, typer.Option("--running", "-r", help="Show running jobs only.")] = False,
     watch: Annotated[
-        float | None, typer.Option("--watch", min=0.2, metavar="S", help="Print again every so many seconds.")
+        float | None, typer.Option("--watch", min=0.2, metavar="S", help="Refresh every S seconds.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs: whether they run, whether they are fine, where their pages are."""
+    """List jobs with their status, health and web page."""
     from cairn.cli.list_command import list_jobs
 
     raise typer.Exit(list_jobs(directory, running, watch, Output(as_json=as_json)))
@@ -307,24 +312,30 @@ def list_(
 @app.command()
 def ui(
     directory: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="Directory of all jobs, or of one. [cairn-data]")
+        str | None, typer.Argument(metavar="[DIR]", help="Directory of all jobs, or of one job. [cairn-data]")
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, metavar="N", help="The next free one is taken.")
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port, or the next free port.")
     ] = 8081,
     address: Annotated[
-        str, typer.Option("--bind", metavar="ADDRESS", help="An open address needs --token.")
+        str,
+        typer.Option(
+            "--bind", metavar="ADDRESS", help="Address to listen on; one other than loopback requires --token."
+        ),
     ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option("--token", envvar="CAIRN_WEB_TOKEN", metavar="TEXT", help="[a new one]")
+        str | None,
+        typer.Option(
+            "--token", envvar="CAIRN_WEB_TOKEN", metavar="TEXT", help="Token that changes require. [a new token]"
+        ),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Change nothing.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse all changes.")] = False,
     hide: Annotated[
-        list[str] | None, typer.Option("--hide", metavar="UID.STATE", help="Do not show values; * for any.")
+        list[str] | None, typer.Option("--hide", metavar="UID.STATE", help="Hide the values of this state; * for any.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the web page for jobs that run, have ended or have crashed."""
+    """Serve the web page for all jobs of a directory."""
     from cairn.cli.ui_command import serve_directory, settings_of
 
     settings = settings_of(address, port, token, read_only, hide or [])
@@ -334,21 +345,23 @@ def ui(
 @app.command("plan-memory")
 def plan_memory(
     path: Annotated[
-        str | None, typer.Argument(metavar="[PATH]", help="A savepoint, chk-<n> or job to measure.")
+        str | None, typer.Argument(metavar="[PATH]", help="Savepoint, chk-<n> folder or job to measure.")
     ] = None,
-    keys: Annotated[int | None, typer.Option("--keys", min=0, metavar="N", help="Keys in all.")] = None,
+    keys: Annotated[int | None, typer.Option("--keys", min=0, metavar="N", help="Total number of keys.")] = None,
     entry_bytes: Annotated[
-        int | None, typer.Option("--entry-bytes", min=1, metavar="N", help="Bytes of a key and its state.")
+        int | None, typer.Option("--entry-bytes", min=1, metavar="N", help="Bytes per key, including its state.")
     ] = None,
     touched: Annotated[
-        int | None, typer.Option("--touched", min=0, metavar="N", help="Keys of an epoch. [all]")
+        int | None, typer.Option("--touched", min=0, metavar="N", help="Number of keys in an epoch. [all]")
     ] = None,
-    parallelism: Annotated[int, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Subtasks.")] = 4,
-    slots: Annotated[int, typer.Option("--slots", min=1, metavar="N", help="Subtasks that a host runs.")] = 4,
+    parallelism: Annotated[
+        int, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Number of subtasks.")
+    ] = 4,
+    slots: Annotated[int, typer.Option("--slots", min=1, metavar="N", help="Number of subtasks per host.")] = 4,
     backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="lmdb, rocksdb or hashmap.")] = "lmdb",
     as_json: JsonOption = False,
 ) -> None:
-    """Estimate memory and local disk for a job's state."""
+    """Estimate the memory and disk that state needs."""
     from cairn.cli.memory_command import show_plan
 
     raise typer.Exit(show_plan(path, keys, entry_bytes, touched, parallelism, slots, backend, Output(as_json=as_json)))
@@ -361,30 +374,34 @@ add_to(app)
 def doctor(
     as_json: JsonOption = False,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", metavar="DIR", help="Where jobs keep their checkpoints. [cairn-data]")
+        str | None, typer.Option("--data-dir", metavar="DIR", help="Directory of all jobs. [cairn-data]")
     ] = None,
     local_dir: Annotated[
-        str | None, typer.Option("--local-dir", metavar="DIR", help="Where tasks keep their working state. [temp dir]")
+        str | None,
+        typer.Option("--local-dir", metavar="DIR", help="Directory of the working stores. [temporary directory]"),
     ] = None,
     clean: Annotated[
-        bool, typer.Option("--clean-stores", help="Instead, list the working stores here, and which jobs are gone.")
+        bool,
+        typer.Option(
+            "--clean-stores", help="List the working stores of this host, and those of jobs that no longer exist."
+        ),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --clean-stores: remove the working stores of jobs that are gone.")
+        bool, typer.Option("--yes", help="With --clean-stores: remove the stores of jobs that no longer exist.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the small job on local Spark.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the small job on local Spark.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="S", help="Seconds that the small job may take.")
+        float, typer.Option("--timeout", min=1, metavar="S", help="Timeout of the small job in seconds.")
     ] = 180.0,
 ) -> None:
-    """Check that this machine can run jobs; a small one is run."""
+    """Check that this machine can run jobs."""
     from cairn.cli.doctor import clean_stores, configured, run_doctor
     from cairn.cli.run_command import CONFIG_VARIABLE, job_config
 
     config = job_config(parallelism=None, master=None, settings={}, inherited=os.environ.get(CONFIG_VARIABLE))
     default_data, default_local = configured(config)
     if yes and not clean:
-        raise typer.BadParameter("--yes goes with --clean-stores")
+        raise typer.BadParameter("--yes requires --clean-stores")
     if clean:
         raise typer.Exit(clean_stores(local_dir or default_local, yes, Output(as_json=as_json)))
     seconds = None if quick else timeout
@@ -393,15 +410,16 @@ def doctor(
 
 @app.command()
 def demo(
-    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Epochs to run.")] = 10,
-    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows of each epoch.")] = 20_000,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Number of epochs.")] = 10,
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows per epoch.")] = 20_000,
     folder: Annotated[
-        str | None, typer.Option("--dir", metavar="DIR", help="An empty directory to work in, kept. [temporary]")
+        str | None,
+        typer.Option("--dir", metavar="DIR", help="Empty directory to work in; it is kept. [a temporary directory]"),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as JSON, a line each.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one per line.")] = False,
 ) -> None:
-    """Run a job on local Spark, kill it by force, start it again, and compare the result."""
+    """Kill and restart a job, and check the result."""
     from cairn.cli.demo import run_demo
 
     raise typer.Exit(run_demo(epochs, rows, folder, keep, Output(as_json=as_json)))

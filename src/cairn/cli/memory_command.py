@@ -40,7 +40,9 @@ def plan_memory(
 ) -> Plan:
     """An estimate. `touched` is the number of distinct keys of an epoch over all subtasks."""
     if backend not in STORE_FACTOR:
-        raise InvalidInputError(f"no estimate for backend {backend!r}; known are {', '.join(sorted(STORE_FACTOR))}")
+        raise InvalidInputError(
+            f"there is no estimate for backend {backend!r}; use one of {', '.join(sorted(STORE_FACTOR))}"
+        )
     share = -(-keys // parallelism)
     state = share * entry_bytes
     store = int(state * STORE_FACTOR[backend]) + (share * OBJECT_BYTES if backend == "hashmap" else 0)
@@ -63,17 +65,17 @@ def show_plan(
         entry_bytes = entry_bytes if entry_bytes is not None else max(1, measured_bytes // max(1, measured_keys))
     if keys is None or entry_bytes is None:
         raise InvalidInputError(
-            "name a snapshot to measure, or both --keys and --entry-bytes",
+            "pass a snapshot to measure, or both --keys and --entry-bytes",
             remedy="For example: cairn plan-memory chk-7",
         )
     made = plan_memory(keys, entry_bytes, touched or keys, parallelism, slots, backend, max(groups, parallelism))
     out.document({"version": 1, **{name: getattr(made, name) for name in Plan.__dataclass_fields__}})
-    out.line(f"{count(keys)} keys of {size(entry_bytes)}, {size(made.state_bytes)} in all; backend {backend}")
-    out.line(f"  each of {parallelism} subtasks   store {size(made.store_bytes)}, in an epoch {size(made.epoch_bytes)}")
+    out.line(f"{count(keys)} keys of {size(entry_bytes)}, {size(made.state_bytes)} in total; backend {backend}")
+    out.line(f"  each of {parallelism} subtasks   store {size(made.store_bytes)}, per epoch {size(made.epoch_bytes)}")
     out.line(f"  each Python worker    {size(made.worker_bytes)}  (spark.executor.pyspark.memory)")
     out.line(f"  a host with {slots} slots    {size(made.host_memory)} of memory, {size(made.host_disk)} of local disk")
     out.line(f"  written each epoch    up to {size(made.delta_bytes)}")
-    out.line("An estimate from averages: leave room for skew, and measure with cairn state ls.")
+    out.line("This is an estimate from averages. Allow for skew, and measure with cairn state ls.")
     return ExitCode.OK
 
 
@@ -85,5 +87,5 @@ def _measured(path: str) -> tuple[int, int, int]:
     snapshot = open_snapshot(path)
     found = [entry for uid in snapshot.operators for entry in summaries(snapshot, uid, Masks())]
     if not all(entry.counted for entry in found):
-        raise InvalidInputError(f"{path} has too many rows to measure; give --keys and --entry-bytes", path=path)
+        raise InvalidInputError(f"{path} has too many rows to measure; pass --keys and --entry-bytes", path=path)
     return max((e.keys for e in found), default=0), sum(e.bytes for e in found), snapshot.metadata.max_parallelism

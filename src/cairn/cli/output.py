@@ -203,7 +203,7 @@ def _shortened(text: str) -> str:
     lines = text.strip().splitlines()
     if len(lines) <= _CAUSE_LINES:
         return text
-    left = f"... ({len(lines) - _CAUSE_LINES} lines are left out; --debug shows them)"
+    left = f"... ({len(lines) - _CAUSE_LINES} more lines; --debug shows them)"
     if lines[0].startswith("Traceback"):
         return "\n".join([lines[0], left, *lines[1 - _CAUSE_LINES :]])
     return "\n".join([*lines[:_CAUSE_LINES], left])

@@ -34,7 +34,7 @@ def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: b
 
     StreamExecutionEnvironment.plan_hooks.append(hook)
     try:
-        with watching(out, f"reading what {job.name} declares; nothing is started or changed", lambda: None):
+        with watching(out, f"planning the restore of {job.name}; nothing is started or changed", lambda: None):
             code = run_job(job, args, config, debug=debug, out=out)
     except _Planned:
         show(made[0], out)
@@ -42,7 +42,7 @@ def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: b
     finally:
         StreamExecutionEnvironment.plan_hooks.remove(hook)
     if code == ExitCode.OK:
-        raise InvalidInputError(f"{job} ended without executing a job, so there is nothing to plan")
+        raise InvalidInputError(f"{job} ended without executing a job")
     return code
 
 
@@ -59,10 +59,10 @@ def show(plan: RestorePlan, out: Output) -> None:
         out.line(f"  matched  {operator.uid}{renamed}: {stored.rows} rows{scaled}")
         for state in operator.states:
             told = {
-                "same": "as it is",
+                "same": "unchanged",
                 "changed": "; ".join(state.steps),
-                "carried": "not declared any more, carried along",
-                "unknown": "unknown until it runs",
+                "carried": "no longer declared, kept",
+                "unknown": "unknown until the job runs",
                 "refused": "REFUSED",
             }[state.how]
             out.line(f"             {state.becomes.name}: {told}")
@@ -71,9 +71,9 @@ def show(plan: RestorePlan, out: Output) -> None:
     for uid in plan.new:
         out.line(f"  new      {uid}: starts empty")
     for uid in plan.unclaimed:
-        out.line(f"  missing  {uid}: the job does not have it")
+        out.line(f"  missing  {uid}: not in the job")
     for number, match in enumerate(plan.sources.matches):
-        origin = "from its beginning" if match.stored is None else f"goes on from source {match.stored}"
+        origin = "starts at its beginning" if match.stored is None else f"continues from source {match.stored}"
         out.line(f"  source   {number} {match.name}: {origin}")
     for note in plan.notes:
         out.line(f"  note     {note}")
@@ -82,4 +82,6 @@ def show(plan: RestorePlan, out: Output) -> None:
         out.line(out.style("  refused  ", "red") + first)
         for line in others:
             out.line(f"           {line}")
-    out.line("nothing was started or changed" if not plan.problems else "the job would not start; nothing was changed")
+    out.line(
+        "The job can start from this snapshot." if not plan.problems else "The job cannot start from this snapshot."
+    )

@@ -33,11 +33,11 @@ def verify(path: str, out: Output) -> int:
     for problem in damage:
         out.line(f"{problem.path}: {problem.why}")
     for name in strange:
-        out.line(f"{name}: not part of the savepoint, and read by nobody")
+        out.line(f"{name}: not part of the savepoint, ignored")
     if damage:
         out.line(f"{snapshot.path} is damaged: {len(damage)} problem(s)")
         return ExitCode.DAMAGED
-    out.line(f"{snapshot.path} is intact: {size(total)} compared with their checksums")
+    out.line(f"{snapshot.path} is intact: {size(total)} verified")
     return ExitCode.OK
 
 
@@ -47,9 +47,9 @@ def _refuse_checkpoint(path: str) -> None:
     named = layout.checkpoint_number(os.path.basename(root)) is not None
     if named and os.path.isfile(os.path.join(root, layout.METADATA)) and not is_savepoint(root):
         raise InvalidInputError(
-            f"{root} is a checkpoint, not a savepoint: its job deletes it once it is not retained any more",
-            remedy="Lower execution.checkpointing.num-retained, or set "
-            "execution.checkpointing.externalized-checkpoint-retention, to keep fewer.",
+            f"{root} is a checkpoint, not a savepoint; its job deletes it when it is no longer retained",
+            remedy="To keep fewer checkpoints, lower execution.checkpointing.num-retained or set "
+            "execution.checkpointing.externalized-checkpoint-retention.",
             path=root,
         )
 
@@ -61,8 +61,8 @@ def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Out
     if not dry_run and not yes:
         if out.as_json or not sys.stdin.isatty():
             raise InvalidInputError(
-                f"nobody can be asked here, so {plan.path} was left alone",
-                remedy="Add --yes, or look first with --dry-run.",
+                f"deleting {plan.path} needs a terminal to ask for confirmation",
+                remedy="Pass --yes, or check with --dry-run first.",
             )
         import typer
 
@@ -76,5 +76,5 @@ def dispose_savepoint(path: str, yes: bool, dry_run: bool, force: bool, out: Out
     verb = "would be deleted" if dry_run else "deleted"
     out.line(f"{done.path}: {len(done.removed)} files ({size(done.size)}) {verb}")
     for name in done.left:
-        out.line(f"not part of the savepoint, left as it is: {name}")
+        out.line(f"not part of the savepoint, kept: {name}")
     return ExitCode.OK

@@ -13,17 +13,17 @@ PathArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
-        help="A savepoint, a chk-<n> folder, or a job's directory or name.",
+        help="Savepoint, chk-<n> folder, or directory or name of a job.",
         autocompletion=snapshot_paths,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-UidArgument = Annotated[str, typer.Argument(metavar="UID", help="The operator's uid.", autocompletion=uids)]
-StateArgument = Annotated[str, typer.Argument(metavar="STATE", help="The state's name.", autocompletion=state_names)]
-LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many rows to show.")]
+UidArgument = Annotated[str, typer.Argument(metavar="UID", help="Uid of the operator.", autocompletion=uids)]
+StateArgument = Annotated[str, typer.Argument(metavar="STATE", help="Name of the state.", autocompletion=state_names)]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Number of rows to show.")]
 
 state_app = typer.Typer(
-    name="state", help="Look into savepoints and checkpoints.", no_args_is_help=True, rich_markup_mode=None
+    name="state", help="Inspect the state in savepoints and checkpoints.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
@@ -31,7 +31,7 @@ state_app = typer.Typer(
 def ls(
     path: PathArgument,
     keys: Annotated[
-        bool, typer.Option("--keys", "-k", help="Read the rows: keys, skew by key group, biggest keys.")
+        bool, typer.Option("--keys", "-k", help="Also count keys and show skew by key group and the biggest keys.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,11 +45,12 @@ def ls(
 def show(
     path: PathArgument,
     uid: Annotated[
-        str | None, typer.Argument(metavar="[UID]", help="The operator, if there are several.", autocompletion=uids)
+        str | None,
+        typer.Argument(metavar="[UID]", help="Uid of the operator, if there are several.", autocompletion=uids),
     ] = None,
     state: Annotated[
         str | None,
-        typer.Argument(metavar="[STATE]", help="The state, if there are several.", autocompletion=state_names),
+        typer.Argument(metavar="[STATE]", help="Name of the state, if there are several.", autocompletion=state_names),
     ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
@@ -65,10 +66,12 @@ def get(
     path: PathArgument,
     uid: UidArgument,
     state: StateArgument,
-    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="One value for each key column.")],
+    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="One value per key column.")],
     allow_pickled: Annotated[
         list[str] | None,
-        typer.Option("--allow-pickled", metavar="UID.STATE", help="Open pickles of this state: runs what is in them."),
+        typer.Option(
+            "--allow-pickled", metavar="UID.STATE", help="Unpickle this state. Unpickling can run arbitrary code."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,7 +84,7 @@ def get(
 @state_app.command()
 def diff(
     path: PathArgument,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The later one.", autocompletion=snapshot_paths)],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="The later snapshot.", autocompletion=snapshot_paths)],
     uid: Annotated[str | None, typer.Argument(metavar="[UID]", help="Only this operator.", autocompletion=uids)] = None,
     state: Annotated[
         str | None,
@@ -101,13 +104,13 @@ def export(
     path: PathArgument,
     uid: UidArgument,
     state: StateArgument,
-    target: Annotated[str, typer.Argument(metavar="FILE", help="A new .parquet, .csv or .jsonl file.")],
+    target: Annotated[str, typer.Argument(metavar="FILE", help="New .parquet, .csv or .jsonl file.")],
     raw_csv: Annotated[
         bool,
         typer.Option(
             "--raw-csv",
-            help="Write text to a .csv file as it is stored. By default, text that a spreadsheet would take for a "
-            "formula gets an apostrophe before it.",
+            help="Write text to a .csv file as it is stored. By default, text that a spreadsheet would interpret as a "
+            "formula is prefixed with an apostrophe.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -119,7 +122,7 @@ def export(
 
 
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Compare every byte of a savepoint or checkpoint with its checksums."""
+    """Verify every byte of a savepoint or checkpoint."""
     from cairn.cli import snapshot_commands
 
     raise typer.Exit(snapshot_commands.verify(path, Output(as_json=as_json)))
@@ -128,13 +131,11 @@ def verify(path: PathArgument, as_json: JsonOption = False) -> None:
 def savepoint_dispose(
     path: Annotated[
         str,
-        typer.Argument(
-            metavar="PATH", help="A savepoint, or one that was never finished.", autocompletion=snapshot_paths
-        ),
+        typer.Argument(metavar="PATH", help="Savepoint, finished or not.", autocompletion=snapshot_paths),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also one that a job has claimed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted without deleting it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also delete a savepoint that a job has claimed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a savepoint."""

@@ -246,10 +246,10 @@ def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequ
     allowed = (uid, found.name) in pickles_allowed(snapshot, allow_pickled)
     value = as_python(found, rows, allowed)
     if found.pickled and not allowed and rows.num_rows:
-        out.message(f"the value is a pickle and is shown as base64; --allow-pickled {uid}.{found.name} opens it")
+        out.message(f"the value is pickled and shown as base64; --allow-pickled {uid}.{found.name} unpickles it")
     out.document({"uid": uid, "state": found.name, "found": rows.num_rows > 0, "value": plain(value)})
     if not rows.num_rows:
-        out.line(f"operator '{uid}', state '{found.name}' has nothing for this key")
+        out.line(f"state '{found.name}' of operator '{uid}' has no value for this key")
         return ExitCode.NOT_FOUND
     out.line(_line(value))
     return ExitCode.OK
@@ -281,8 +281,8 @@ def _parsed(name: str, dtype: DataType, text: str) -> Any:
             return float(text)
         return base64.b64decode(text, validate=True) if dtype.ddl == "binary" else text
     except (ValueError, KeyError, decimal.InvalidOperation):
-        hint = " (binary keys are given as base64)" if dtype.ddl == "binary" else ""
-        raise InvalidInputError(f"{text!r} is no {dtype.ddl} for key column '{name}'{hint}") from None
+        hint = " (pass binary keys as base64)" if dtype.ddl == "binary" else ""
+        raise InvalidInputError(f"{text!r} is not a valid {dtype.ddl} for key column '{name}'{hint}") from None
 
 
 def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
@@ -365,14 +365,14 @@ def export(path: str, uid: str, state: str, target: str, out: Output, raw_csv: b
     found = snapshot.operator(uid).state(state)
     kind = _FORMATS.get(os.path.splitext(target)[1].lower())
     if kind is None:
-        raise InvalidInputError(f"{target!r} has no ending that is known: use {', '.join(_FORMATS)}")
+        raise InvalidInputError(f"{target!r} has an unknown file extension; use {', '.join(_FORMATS)}")
     if os.path.lexists(target):
-        raise InvalidInputError(f"{target} exists already; nothing is overwritten")
+        raise InvalidInputError(f"{target} already exists and is not overwritten")
     if kind == "csv":
         nested = [field.name for field in found.schema if pa.types.is_nested(field.type)]
         if nested:
             raise InvalidInputError(
-                f"column {nested[0]} is nested, which CSV cannot hold; export to .parquet or .jsonl"
+                f"column {nested[0]} is nested, which CSV does not support; export to .parquet or .jsonl"
             )
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
@@ -383,7 +383,7 @@ def export(path: str, uid: str, state: str, target: str, out: Output, raw_csv: b
             rows = _export(snapshot, found, unfinished, kind, raw_csv, out)
         os.link(unfinished, target)
     except FileExistsError:
-        raise InvalidInputError(f"{target} exists already; nothing is overwritten") from None
+        raise InvalidInputError(f"{target} already exists and is not overwritten") from None
     finally:
         if os.path.exists(unfinished):
             os.unlink(unfinished)

@@ -26,7 +26,7 @@ def serve_directory(directory: str | None, settings: WebSettings, out: Output) -
     server = Server(catalogue, options)
     out.document({"url": server.url, "link": server.link})
     out.line(f"{len(catalogue.readers())} jobs of {directory or DEFAULT_DIRECTORY}: {server.link}")
-    out.line("Whoever has this link may stop jobs. Ctrl-C ends the page; jobs go on.")
+    out.line("Anyone with this link can stop jobs. Press Ctrl-C to stop the server; jobs continue.")
     try:
         server.run()
     except KeyboardInterrupt:

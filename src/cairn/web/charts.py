@@ -40,7 +40,7 @@ def chart(
     series = [one for one in series if one.points]
     points = [point for one in series for point in one.points]
     if not points:
-        return Markup('<p class="empty">{}: nothing to show yet.</p>').format(title)
+        return Markup('<p class="empty">{}: no data.</p>').format(title)
     left, right = span or (min(x for x, _ in points), max(x for x, _ in points))
     right = right if right > left else left + 1000
     top = _round_up(max(y for _, y in points), 1024 if shown is size else 1000)
@@ -231,7 +231,7 @@ def operator_charts(job: JobView, uid: str) -> list[Markup]:
 def bars(values: Sequence[int], title: str) -> Markup:
     """Counts side by side, such as rows by key group; neighbours are added up where there are too many."""
     if not any(values):
-        return Markup('<p class="empty">{}: nothing to show.</p>').format(title)
+        return Markup('<p class="empty">{}: no data.</p>').format(title)
     step = max(1, -(-len(values) // 128))
     sums = [sum(values[at : at + step]) for at in range(0, len(values), step)]
     top = max(sums)

@@ -45,11 +45,9 @@ def blend(start: Colour, end: Colour, share: float) -> Colour:
 def graph(job: JobView) -> Markup:
     """Both pictures; the style sheet shows the one that fits the page."""
     if not job.graph:
-        return Markup('<p class="empty">The job has not committed an epoch yet, so there is nothing to draw.</p>')
+        return Markup('<p class="empty">The job has not committed an epoch yet.</p>')
     if len(job.graph) > _MOST:
-        return Markup('<p class="empty">{} vertices are too many for a picture; the table has them.</p>').format(
-            len(job.graph)
-        )
+        return Markup('<p class="empty">The graph has {} vertices; see the table below.</p>').format(len(job.graph))
     return _picture(job, down=False) + _picture(job, down=True)
 
 

@@ -89,7 +89,7 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
             return render("error.html", of_error(error).status_code, error=error, jobid=jobid)
         except Exception:  # noqa: BLE001 - a page says that it cannot be shown; the log has the cause
             _log.exception("the page %r of job %s cannot be shown", template, jobid)
-            unforeseen = InternalError("an error that nobody foresaw; the log of the server has it")
+            unforeseen = InternalError("unexpected error; see the log of the server")
             return render("error.html", 500, error=unforeseen, jobid=jobid)
 
     @pages.get("/")

@@ -48,10 +48,10 @@ class Problem(BaseModel):
 
 
 _TITLES = {
-    400: "The request cannot be understood", 401: "A token is needed", 403: "Not allowed", 404: "Not found",
-    405: "Not that way", 408: "Too slow", 409: "It cannot be done now", 413: "Too large", 415: "JSON is needed",
-    421: "Not this host", 422: "A value does not fit", 429: "Too many", 500: "Something is wrong",
-    503: "Not available now",
+    400: "Bad request", 401: "Token required", 403: "Forbidden", 404: "Not found",
+    405: "Method not allowed", 408: "Timeout", 409: "Conflict", 413: "Too large", 415: "JSON required",
+    421: "Wrong host", 422: "Invalid value", 429: "Too many requests", 500: "Internal error",
+    503: "Unavailable",
 }  # fmt: skip
 
 _REMEDIES = {"body.cancel-job": "To end the job with a savepoint, POST to /api/v1/jobs/{jobid}/stop."}
@@ -82,7 +82,7 @@ def install(app: FastAPI) -> None:
     def validation(request: Request, error: RequestValidationError) -> JSONResponse:
         first: dict[str, Any] = dict(error.errors()[0]) if error.errors() else {}
         where = ".".join(str(part) for part in first.get("loc", ()))
-        detail = f"{where}: {first.get('msg', 'does not fit')}"[:500]
+        detail = f"{where}: {first.get('msg', 'invalid value')}"[:500]
         return problem(422, "invalid-input", detail, _REMEDIES.get(where, ""))
 
     @app.exception_handler(HTTPException)
@@ -95,4 +95,4 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:
         _log.error("%s %r failed", request.method, request.url.path, exc_info=error)
-        return problem(500, "internal", "an error that nobody foresaw; the log of the server has it")
+        return problem(500, "internal", "unexpected error; see the log of the server")

@@ -34,13 +34,15 @@ from cairn.web.rest_triggers import Triggers, allowed_target
 from cairn.web.web_options import WebOptions
 
 Document = dict[str, Any]
-JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The job's id.")]
-Uid = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The operator's uid.")]
-StateName = Annotated[str, Path(min_length=1, max_length=200, description="The state's name.")]
-TriggerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The id of the request.")]
-Number = Annotated[int, Path(ge=0, le=2**53, description="The checkpoint's number.")]
-KeyText = Annotated[str, Query(min_length=1, max_length=2000, description="The key; several columns with commas.")]
-Chosen = Annotated[int | None, Query(ge=1, le=2**53, description="Number; the newest one if none is given.")]
+JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Id of the job.")]
+Uid = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Uid of the operator.")]
+StateName = Annotated[str, Path(min_length=1, max_length=200, description="Name of the state.")]
+TriggerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Id of the request.")]
+Number = Annotated[int, Path(ge=0, le=2**53, description="Number of the checkpoint.")]
+KeyText = Annotated[
+    str, Query(min_length=1, max_length=2000, description="The key; separate several columns with commas.")
+]
+Chosen = Annotated[int | None, Query(ge=1, le=2**53, description="Number of a checkpoint; the newest by default.")]
 PROBLEMS: dict[int | str, Document] = {
     status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
     for status, text in {
@@ -68,12 +70,12 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
 def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     @api.get("/health", tags=["server"])
     def health() -> dict[str, str]:
-        """The server answers."""
+        """Health check of the server."""
         return {"status": "ok"}
 
     @api.get("/config", tags=["server"])
     def config() -> Document:
-        """The version, the pace and the time zone of the page, and what it can do."""
+        """Version, refresh interval, time zone and features of the web page."""
         return {
             "refresh-interval": int(_PULSE * 1000),
             "timezone-name": "Coordinated Universal Time",
@@ -86,7 +88,7 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.get("/overview", tags=["server"])
     def overview() -> Document:
-        """How many jobs there are of each state; of those that run, their drivers and the subtasks of an operator."""
+        """Number of jobs by status; for running jobs, their drivers and subtasks."""
         views = catalogue.views()
         found = [view.status for view in views]
         drivers = {(view.host, view.pid) for view in views if view.running}
@@ -99,12 +101,12 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.get("/jobs", tags=["jobs"])
     def jobs() -> rest_documents.JobIds:
-        """Ids and states of all jobs."""
+        """Ids and status of all jobs."""
         return {"jobs": [{"id": view.job_id, "status": view.status} for view in catalogue.views()]}
 
     @api.get("/jobs/overview", tags=["jobs"])
     def jobs_overview() -> rest_documents.JobsOverview:
-        """All jobs in a line each."""
+        """Overview of all jobs."""
         views = [job_documents.overview(view) for view in catalogue.views()]
         return {"jobs": views, "damaged": catalogue.damaged()}  # type: ignore[typeddict-item]
 
@@ -115,17 +117,17 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.get("/jobs/{jobid}/plan", tags=["jobs"])
     def plan(jobid: JobId) -> Document:
-        """Sources, operators and sinks, and who reads whom."""
+        """The job graph: sources, operators, sinks and their inputs."""
         return {"plan": plan_of(catalogue.view(jobid))}
 
     @api.get("/jobs/{jobid}/status", tags=["jobs"])
     def status(jobid: JobId) -> dict[str, str]:
-        """The state of a job, in one word."""
+        """The status of a job."""
         return {"status": catalogue.view(jobid).status}
 
     @api.get("/jobs/{jobid}/config", tags=["jobs"])
     def job_config(jobid: JobId) -> Document:
-        """How the newest run executes, and its settings."""
+        """The execution configuration of the newest run."""
         return job_documents.job_config(catalogue.view(jobid))
 
     @api.get("/jobs/{jobid}/exceptions", tags=["jobs"])
@@ -146,7 +148,7 @@ def _reading(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.get("/jobs/{jobid}/epochs.csv", tags=["jobs"], response_class=Response)
     def epochs_csv(jobid: JobId) -> Response:
-        """The newest epochs as a table."""
+        """The newest epochs as CSV."""
         names = ("epoch", "run", "end_ms", "duration_ms", "rows_in", "rows_out", "keys", "bytes_written", "watermark")
         rows = ([getattr(epoch, name) for name in names] for epoch in catalogue.view(jobid).epochs)
         return _csv(names, rows, f"{jobid}-epochs.csv")
@@ -175,7 +177,7 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
 
     @api.get("/jobs/{jobid}/checkpoints.csv", tags=["checkpoints"], response_class=Response)
     def checkpoints_csv(jobid: JobId) -> Response:
-        """The history as a table."""
+        """The history as CSV."""
         names = [
             "id", "status", "checkpoint_type", "trigger_timestamp", "end_to_end_duration", "checkpointed_size",
             "state_size", "epoch", "external_path", "failure_message",
@@ -195,7 +197,7 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
 
     @api.get("/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}", tags=["checkpoints"])
     def subtasks(jobid: JobId, checkpointid: Number, vertexid: Uid) -> Document:
-        """One operator's part in a checkpoint."""
+        """The subtasks of one operator in a checkpoint."""
         info = catalogue.reader(jobid).checkpoint(checkpointid)
         operator = next((op for op in info.operators if op.uid == vertexid), None)
         if operator is None:
@@ -251,7 +253,7 @@ def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     def compare(
         jobid: JobId, before: Annotated[int, Query(ge=1, le=2**53)], after: Annotated[int, Query(ge=1, le=2**53)]
     ) -> Document:
-        """What differs between two checkpoints or savepoints of the job."""
+        """Differences between two checkpoints or savepoints of the job."""
         view = catalogue.view(jobid)
         paths = [snapshot_of(view, number).path for number in (before, after)]
         return {"states": msgspec.to_builtins(states.compare(paths[0], paths[1], options.masks))}
@@ -264,14 +266,14 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.post("/jobs/{jobid}/checkpoints", tags=["changes"], status_code=accepted)
     def checkpoint(jobid: JobId, body: rest_documents.CheckpointBody | None = None) -> rest_documents.TriggerAnswer:
-        """Take a checkpoint now. Without a body: as configured."""
+        """Take a checkpoint now. Without a body, as configured."""
         body = body or rest_documents.CheckpointBody()
         asked = {"full": {"CONFIGURED": None, "FULL": True, "INCREMENTAL": False}[body.checkpointType]}
         return _start(jobid, body.triggerId, "checkpoint", asked)
 
     @api.get("/jobs/{jobid}/checkpoints/{triggerid}", tags=["changes"])
     def checkpoint_status(jobid: JobId, triggerid: TriggerId) -> rest_documents.TriggerStatus:
-        """How far a requested checkpoint is."""
+        """Status of a requested checkpoint."""
         return triggers.find(catalogue.view(jobid), triggerid, ["checkpoint"])  # type: ignore[return-value]
 
     @api.get("/jobs/{jobid}/savepoints", tags=["checkpoints"])
@@ -282,19 +284,19 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.post("/jobs/{jobid}/savepoints", tags=["changes"], status_code=accepted)
     def savepoint(jobid: JobId, body: rest_documents.SavepointBody | None = None) -> rest_documents.TriggerAnswer:
-        """Write a savepoint while the job runs. Without a body: into the job's own directory for savepoints."""
+        """Take a savepoint while the job runs. Without a body, in the savepoint directory of the job."""
         body = body or rest_documents.SavepointBody()
         target = _target(jobid, body.triggerId, body.target_directory)
         return _start(jobid, body.triggerId, "savepoint", {"dir": target})
 
     @api.get("/jobs/{jobid}/savepoints/{triggerid}", tags=["changes"])
     def savepoint_status(jobid: JobId, triggerid: TriggerId) -> rest_documents.TriggerStatus:
-        """How far a requested savepoint or stop is."""
+        """Status of a requested savepoint or stop."""
         return triggers.find(catalogue.view(jobid), triggerid, ["savepoint", "stop", "cancel"])  # type: ignore[return-value]
 
     @api.post("/jobs/{jobid}/stop", tags=["changes"], status_code=accepted)
     def stop(jobid: JobId, body: rest_documents.StopBody | None = None) -> rest_documents.TriggerAnswer:
-        """Stop the job with a savepoint; ask at savepoints/{triggerid} how far it is. Without a body: as for one."""
+        """Stop the job with a savepoint; savepoints/{triggerid} returns the status."""
         body = body or rest_documents.StopBody()
         target = _target(jobid, body.triggerId, body.targetDirectory)
         return _start(jobid, body.triggerId, "stop", {"dir": target, "drain": body.drain})
@@ -303,12 +305,12 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     def cancel(
         jobid: JobId, mode: Annotated[str, Query(pattern="^cancel$")] = "cancel"
     ) -> rest_documents.TriggerAnswer:
-        """Cancel the job: the running epoch is finished, and nothing more is written."""
+        """Cancel the job after its running epoch."""
         return _start(jobid, None, "cancel", {})
 
     @api.post("/savepoint-disposal", tags=["changes"], status_code=accepted)
     def disposal(body: rest_documents.DisposalBody) -> rest_documents.TriggerAnswer:
-        """Delete a savepoint of a job here, or one in the directory for savepoints."""
+        """Delete a savepoint of a job of this server, or one in the savepoint directory."""
         chosen = body.triggerId or uuid.uuid4().hex
         path = allowed_savepoint(catalogue.views(), body.savepoint_path, options.savepoint_roots)
         disposals.start(path, chosen)
@@ -316,7 +318,7 @@ def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
     @api.get("/savepoint-disposal/{triggerid}", tags=["changes"])
     def disposal_status(triggerid: TriggerId) -> rest_documents.TriggerStatus:
-        """How far the deletion of a savepoint is."""
+        """Status of the deletion of a savepoint."""
         return disposals.find(triggerid)  # type: ignore[return-value]
 
     def _target(jobid: str, trigger_id: str | None, given: str | None) -> str | None:
@@ -336,9 +338,11 @@ def _streams(api: APIRouter, catalogue: Catalogue) -> None:
 
     @api.get("/jobs/{jobid}/events", tags=["jobs"], response_class=StreamingResponse)
     async def events(
-        jobid: JobId, request: Request, once: Annotated[bool, Query(description="One event, then the end.")] = False
+        jobid: JobId,
+        request: Request,
+        once: Annotated[bool, Query(description="Return one event, then close.")] = False,
     ) -> StreamingResponse:
-        """What changes, as server-sent events: the job in one line, once a second."""
+        """Live values as server-sent events, once a second."""
         nonlocal open_streams
         await asyncio.to_thread(catalogue.view, jobid)
         if open_streams >= _STREAMS:

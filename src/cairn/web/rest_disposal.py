@@ -22,9 +22,9 @@ def allowed_savepoint(jobs: Iterable[JobView], given: str, roots: Sequence[str])
     A savepoint's own folder is meant, so the root that it lies in is none, nor is anything deeper than a savepoint.
     """
     refused = InvalidInputError(
-        "this is no savepoint of a job that is shown here, nor one in execution.checkpointing.savepoint-dir or "
-        "cairn.web.savepoint-roots, so it is left alone",
-        remedy="Use the command line for another place: cairn savepoint-dispose PATH.",
+        "this is neither a savepoint of a job of this server nor one in execution.checkpointing.savepoint-dir or "
+        "cairn.web.savepoint-roots",
+        remedy="For other directories use the command line: cairn savepoint-dispose PATH.",
     )
     if "\0" in given or not given.strip():
         raise refused
@@ -57,11 +57,11 @@ class Disposals:
             if known is not None:
                 if known.asked != {"path": path}:
                     raise CheckpointFailedError(
-                        f"trigger id {trigger_id} was used for another savepoint; take a new one"
+                        f"trigger id {trigger_id} was used for another savepoint; use a new one"
                     )
                 return
             if sum(1 for trigger in self._known.values() if not trigger.done.is_set()) >= AT_ONCE:
-                raise CheckpointFailedError(f"{AT_ONCE} savepoints are being deleted already; wait for one of them")
+                raise CheckpointFailedError(f"{AT_ONCE} savepoints are already being deleted; wait for one of them")
             dispose(path, dry_run=True)
             trigger = self._known[trigger_id] = Trigger("dispose", {"path": path})
             for old in [k for k, t in self._known.items() if t.done.is_set()][: max(0, len(self._known) - REMEMBERED)]:

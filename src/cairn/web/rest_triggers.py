@@ -45,11 +45,11 @@ class Triggers:
             known = self._known.get(key)
             if known is not None:
                 if (known.action, known.asked) != (action, asked):
-                    raise CheckpointFailedError(f"trigger id {trigger_id} was used for another request; take a new one")
+                    raise CheckpointFailedError(f"trigger id {trigger_id} was used for another request; use a new one")
                 return
             _refuse_ended(job)
             if sum(1 for trigger in self._known.values() if not trigger.done.is_set()) >= AT_ONCE:
-                raise CheckpointFailedError(f"{AT_ONCE} requests are under way already; wait for one of them")
+                raise CheckpointFailedError(f"{AT_ONCE} requests are already in progress; wait for one of them")
             trigger = self._known[key] = Trigger(action, asked)
             for old in [k for k, t in self._known.items() if t.done.is_set()][: max(0, len(self._known) - REMEMBERED)]:
                 del self._known[old]
@@ -87,8 +87,8 @@ class Triggers:
 def _refuse_ended(job: JobView) -> None:
     if not job.running:
         raise CheckpointFailedError(
-            f"job '{job.job_id}' is {job.status} and cannot be asked for anything",
-            remedy="Start it again; what is committed is intact.",
+            f"job '{job.job_id}' is {job.status} and accepts no requests",
+            remedy="Start it again; committed epochs are intact.",
         )
 
 
@@ -96,7 +96,7 @@ def _ask(files: LocalFileSystem, trigger: Trigger, trigger_id: str) -> None:
     try:
         question = {"action": trigger.action, **trigger.asked}
         answer = ask(files, question, _PATIENCE, trigger_id)
-        trigger.answer = answer or {"error": "the job did not answer; is it running?"}
+        trigger.answer = answer or {"error": "the job did not answer; check that it is running"}
     except (CairnError, OSError) as error:
         trigger.answer = {"error": str(error)}
     finally:
@@ -104,7 +104,7 @@ def _ask(files: LocalFileSystem, trigger: Trigger, trigger_id: str) -> None:
 
 
 def unknown(who: str, trigger_id: str) -> NotFoundError:
-    return NotFoundError(f"{who} was not asked for anything with the id {trigger_id[:128]!r} here")
+    return NotFoundError(f"{who} has no request with the id {trigger_id[:128]!r}")
 
 
 def cause(text: str) -> dict[str, str]:
@@ -121,19 +121,19 @@ def allowed_target(job: JobView, given: str | None, roots: Sequence[str]) -> str
     if not given:
         if not own:
             raise InvalidInputError(
-                "no directory for the savepoint: the job has none, so name one below cairn.web.savepoint-roots",
+                "no directory for the savepoint: pass one below cairn.web.savepoint-roots",
                 remedy="Set execution.checkpointing.savepoint-dir for the job.",
             )
         return None
     if "\0" in given:
-        raise InvalidInputError("a directory cannot have a null character in it")
+        raise InvalidInputError("a directory name cannot contain a null character")
     wanted = os.path.realpath(local_root(given))
     if any(below(wanted, root) for root in filter(None, (own, *roots))):
         return wanted
     raise InvalidInputError(
-        "savepoints may be written over the web below execution.checkpointing.savepoint-dir and "
-        "cairn.web.savepoint-roots only",
-        remedy="Use the command line for another place: cairn savepoint JOB DIR.",
+        "the web page may write savepoints only below execution.checkpointing.savepoint-dir and "
+        "cairn.web.savepoint-roots",
+        remedy="For other directories use the command line: cairn savepoint JOB DIR.",
     )
 
 

@@ -16,7 +16,7 @@ from cairn.web.job_catalogue import Catalogue
 
 Document = dict[str, Any]
 Values = Mapping[str, int | float | str]
-JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="The job's id.")]
+JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Id of the job.")]
 VertexId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="An id of the plan.")]
 Subtask = Annotated[int, Path(ge=0, lt=32768, description="The subtask's number.")]
 Get = Annotated[str, Query(max_length=2000, description="Names of metrics, with commas; none for a list of them.")]

@@ -81,7 +81,7 @@ class Guard:
             await self._answer(scope, receive, send_with_headers)
         elif self._answering >= MOST_REQUESTS:
             busy = problem(
-                503, "busy", f"{MOST_REQUESTS} other requests are being answered", "Ask again in a second.",
+                503, "busy", f"{MOST_REQUESTS} other requests are in progress", "Retry in a second.",
                 {"Retry-After": "1"},
             )  # fmt: skip
             await busy(scope, receive, send_with_headers)
@@ -118,7 +118,7 @@ class Guard:
         host = named[0] if len(named) == 1 else ""
         if host_name(host) not in self._hosts:
             return problem(
-                421, "forbidden-host", f"this server does not answer to the host {', '.join(named)[:100]!r}",
+                421, "forbidden-host", f"this server does not accept the host {', '.join(named)[:100]!r}",
                 "Use the address that the job printed, or set cairn.web.hosts.",
             )  # fmt: skip
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)[:50])
@@ -128,19 +128,19 @@ class Guard:
         if (changes or not self._options.loopback) and not self._known(scope, headers):
             remedy = "Open the link that was printed at the start, or send the header Authorization: Bearer TOKEN."
             return problem(
-                401, "token-needed", "this needs the token of the server", remedy, {"WWW-Authenticate": "Bearer"}
+                401, "token-needed", "this requires the token of the server", remedy, {"WWW-Authenticate": "Bearer"}
             )
         return self._refuse_change(headers, host) if changes else None
 
     def _refuse_change(self, headers: Headers, host: str) -> Response | None:
         if self._options.read_only:
             return problem(
-                403, "read-only", "this server changes nothing", "Use the command line, or unset cairn.web.read-only."
+                403, "read-only", "this server is read-only", "Use the command line, or unset cairn.web.read-only."
             )
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         foreign = origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}")
         if foreign or site not in (None, "same-origin", "none"):
-            return problem(403, "foreign-origin", "a page of another origin may not change anything here")
+            return problem(403, "foreign-origin", "requests from another origin cannot change anything")
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and headers.get("content-length", "0") != "0":
             return problem(415, "invalid-input", "the body must be application/json")
@@ -151,7 +151,7 @@ class Guard:
     def _login(self, scope: dict[str, Any], query: dict[str, str], host: str) -> Response:
         """A link with the token: keep it in a cookie, and take it out of the address."""
         if not self._fits(query.pop("token")):
-            return problem(401, "token-needed", "this is not the token of this server; it changes at every start")
+            return problem(401, "token-needed", "the token is wrong; a generated token changes at every start")
         rest = f"?{urlencode(query)}" if query else ""
         path = "/" + scope["path"].lstrip("/")  # a path that begins with two slashes would name another host
         answer = RedirectResponse(path + rest, 303)

@@ -39,12 +39,12 @@ def options_of(settings: WebSettings) -> WebOptions:
     """Options from the settings of a job; an open address without a token of one's own is refused."""
     if not is_loopback(settings.address) and not settings.token:
         raise InvalidInputError(
-            f"rest.bind-address {settings.address} can be reached from other machines, so the web page needs a token: "
+            f"rest.bind-address {settings.address} is reachable from other machines, so the web page requires a token: "
             "set cairn.web.token, or leave the address at 127.0.0.1",
             option="rest.bind-address",
         )
     if settings.token and len(settings.token) < 16:
-        raise InvalidInputError("cairn.web.token is too short: take at least 16 characters", option="cairn.web.token")
+        raise InvalidInputError("cairn.web.token is too short: use at least 16 characters", option="cairn.web.token")
     made = {"token": settings.token} if settings.token else {}
     return WebOptions(
         address=settings.address,

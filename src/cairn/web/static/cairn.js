@@ -51,7 +51,7 @@
     if (action === "stop") body.drain = form.elements.drain.checked;
     const say = (text, failed) => { told.textContent = text; told.classList.toggle("failed", Boolean(failed)); };
     button.disabled = true;
-    say(action === "dispose" ? "Deleting …" : "Asking the job …");
+    say(action === "dispose" ? "Deleting …" : "Waiting for the job …");
     try {
       const cancel = action === "cancel";
       const places = { cancel: "?mode=cancel", stop: "/stop", savepoint: "/savepoints", dispose: "" };
@@ -62,7 +62,7 @@
       const done = await follow(url + (action === "dispose" ? "/" : "/savepoints/") + document_["request-id"], say, action);
       if (done && action === "dispose") { form.closest("dialog").dataset.done = "yes"; form.querySelector("[value=close]").focus(); }
     } catch (error) {
-      say("The server did not answer: " + error.message, true);
+      say("The server did not respond: " + error.message, true);
     } finally {
       button.disabled = false;
     }
@@ -76,12 +76,12 @@
       if (!answer.ok) { say(told.detail, true); return false; }
       if (told.status.id === "COMPLETED") {
         const cause = told.operation && told.operation["failure-cause"];
-        const words = { savepoint: "Written: ", stop: "Stopped; the savepoint is ", cancel: "Canceled.", dispose: "Deleted." };
+        const words = { savepoint: "Completed: ", stop: "Stopped with savepoint ", cancel: "Canceled.", dispose: "Deleted." };
         if (cause) say(cause["stack-trace"], true);
         else say(words[action] + (told.operation && told.operation.location ? told.operation.location : ""));
         return !cause;
       }
-      say("Under way for " + duration(Date.now() - began) + " …");
+      say("In progress for " + duration(Date.now() - began) + " …");
       await new Promise((done) => setTimeout(done, 500));
     }
   }
