@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, Che
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.liveness import is_alive
 from cairn.storage.manifest_store import JobIdentity, Runs, load_identity
 from cairn.storage.running_jobs import running_directories
 from cairn.text import one_line
@@ -110,7 +110,7 @@ def in_progress(files: LocalFileSystem) -> list[CheckpointInfo]:
     """The checkpoints that the running job is taking, as it tells; none if it does not run or does not answer."""
     runs = Runs(files)
     record = runs.record(runs.newest())
-    if record is None or (record.host == socket.gethostname() and not _alive(record.pid)):
+    if record is None or is_alive(record.host, record.pid, record.started_ms) is False:
         return []
     try:
         answer = ask(files, {"action": "progress"}, _ANSWER_SECONDS)
@@ -138,16 +138,6 @@ def step_of(info: CheckpointInfo, what: str) -> Step:
     if info.total:
         return Step(f"{what} {info.id}", info.acknowledged, info.total, "subtasks")
     return Step(f"{what} {info.id}: waiting for the end of the running epoch")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def describe(info: CheckpointInfo) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.restore.recovery import Recovered
 from cairn.spark.task_progress import SourceRows
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.liveness import is_alive
 from cairn.storage.manifest_store import RunRecord, Runs
 from cairn.view.job_lives import next_life
-from cairn.view.job_reader import JobReader, alive
+from cairn.view.job_reader import JobReader
 from cairn.view.journal import Address, EpochRecorder, Journal
 from cairn.web.driver_server import serve
 
@@ -151,8 +152,8 @@ class Publisher:
             events, before = self._journal.events(), Runs(self._files).record(run.run - 1)
         except CairnError:  # statistics only; what cannot be written is told of
             events, before = [], None
-        lives_on = before is not None and before.host == run.host and alive(before)
-        return next_life(events, lives_on, run.started_ms)
+        lives_on = before is not None and is_alive(before.host, before.pid, before.started_ms)
+        return next_life(events, bool(lives_on), run.started_ms)
 
     def epoch(self, report: EpochReport) -> None:
         self.recorder.record(report)

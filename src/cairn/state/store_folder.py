@@ -11,6 +11,7 @@ import stat
 import time
 
 from cairn.errors import StorageError
+from cairn.storage.liveness import boot_id
 
 _LOCK_WAIT = 60.0
 
@@ -20,7 +21,7 @@ class StoreFolder:
 
     def __init__(self, path: str, incarnation: str) -> None:
         self.path = path
-        self._identity = {"incarnation": incarnation, "boot": _boot_id(), "format": 2}
+        self._identity = {"incarnation": incarnation, "boot": boot_id(), "format": 2}
         self._marker = path + ".damaged"
         self.fresh = False
         """True once `prepare` has made the folder anew."""
@@ -99,13 +100,3 @@ def own_folder(path: str) -> None:
             f"{path} is not a folder of this user; remove it, or set execution.checkpointing.local-backup.dirs",
             path=path,
         )
-
-
-def _boot_id() -> str:
-    """Changes when the host starts anew."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        # Not Linux: the time of the start, to the minute, since clocks are set while a host runs.
-        return str(round((time.time() - time.monotonic()) / 60))

@@ -11,14 +11,18 @@ import hashlib
 import json
 import os
 import socket
+import time
 from contextlib import suppress
 from typing import Any
 
 from cairn.errors import CorruptFileError
 from cairn.storage import layout, regular_files
+from cairn.storage.liveness import boot_id, is_alive
 
 SWITCH = "CAIRN_REGISTRY"
 MOST = 1000
+"""Notes that are read at most."""
+_MAX_NOTE = 65_536
 
 
 def folder() -> str:
@@ -40,12 +44,18 @@ def note_running(directory: str) -> None:
     if not _enabled():
         return
     path = _path(directory)
-    told = {"directory": directory, "pid": os.getpid(), "host": socket.gethostname()}
+    note = {
+        "directory": directory,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "noted_ms": int(time.time() * 1000),
+        "boot": boot_id(),
+    }
     with suppress(OSError):
         os.makedirs(folder(), mode=0o700, exist_ok=True)
         unfinished = f"{path}.{os.getpid()}.tmp"
         with open(unfinished, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            json.dump(told, file)
+            json.dump(note, file)
         os.replace(unfinished, path)
 
 
@@ -54,8 +64,8 @@ def forget_running(directory: str) -> None:
     if not _enabled():
         return
     path = _path(directory)
-    told = _read(path)
-    if told is not None and (told.get("pid"), told.get("host")) == (os.getpid(), socket.gethostname()):
+    note = _read(path)
+    if note is not None and (note.get("pid"), note.get("host")) == (os.getpid(), socket.gethostname()):
         with suppress(OSError):
             os.unlink(path)
 
@@ -68,38 +78,33 @@ def running_directories() -> list[str]:
         names = sorted(name for name in os.listdir(folder()) if name.endswith(".json"))[:MOST]
     except OSError:
         return []
-    found = set()
+    directories = set()
     for name in names:
         path = os.path.join(folder(), name)
-        told = _read(path)
-        directory = told.get("directory") if told is not None else None
+        note = _read(path) or {}
+        directory = note.get("directory")
         if not isinstance(directory, str) or not os.path.isabs(directory) or "\0" in directory:
             continue
-        if not os.path.isfile(os.path.join(directory, layout.JOB)) or _gone(told or {}):
+        if not os.path.isfile(os.path.join(directory, layout.JOB)) or _is_gone(note):
             with suppress(OSError):
                 os.unlink(path)
             continue
-        found.add(directory)
-    return sorted(found)
+        directories.add(directory)
+    return sorted(directories)
 
 
 def _read(path: str) -> dict[str, Any] | None:
     try:
-        told = json.loads(regular_files.read(path, 65_536))
-    except (OSError, ValueError, CorruptFileError):
+        note = json.loads(regular_files.read(path, _MAX_NOTE))
+    except (OSError, ValueError, RecursionError, CorruptFileError):
         return None
-    return told if isinstance(told, dict) else None
+    return note if isinstance(note, dict) else None
 
 
-def _gone(told: dict[str, Any]) -> bool:
-    """Whether the process is gone; of another host's nobody knows."""
-    pid = told.get("pid")
-    if told.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
+def _is_gone(note: dict[str, Any]) -> bool:
+    """Whether the process of a note is gone. Notes of older releases have neither a time nor a boot id."""
+    pid, noted_ms = note.get("pid"), note.get("noted_ms")
+    if not isinstance(pid, int):
         return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    known_ms = noted_ms if isinstance(noted_ms, int) else None
+    return is_alive(str(note.get("host")), pid, known_ms, str(note.get("boot") or "")) is False

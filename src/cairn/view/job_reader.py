@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from cairn.model.manifest import NO_WATERMARK, Manifest, OperatorState
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.liveness import is_alive
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
 from cairn.view.job_graph import Vertex, graph_of
 from cairn.view.job_lives import lives_of
@@ -177,11 +177,12 @@ class JobReader:
         last = next((event for event in reversed(own) if event.kind in (*_ENDS, "restarting")), None)
         if last is not None and last.kind in _ENDS:
             return _ENDS[last.kind], last.time_ms
-        if record.host == socket.gethostname():
-            if alive(record):
-                return "RESTARTING" if last is not None else "RUNNING", 0
-            return "CRASHED", self._last_sign()
+        alive = is_alive(record.host, record.pid, record.started_ms)
+        if alive:
+            return "RESTARTING" if last is not None else "RUNNING", 0
         sign = self._last_sign()
+        if alive is False:
+            return "CRASHED", sign
         return ("RUNNING" if sign > (time.time() - _QUIET_SECONDS) * 1000 else "UNKNOWN"), 0
 
     def _last_sign(self) -> int:
@@ -358,25 +359,6 @@ def _restores(events: Sequence[Event]) -> list[RestoreView]:
         )
         before = parallelism
     return found[::-1]
-
-
-def alive(record: RunRecord) -> bool:
-    """Whether the process of a run still lives on this host; another one with its number does not count."""
-    try:
-        os.kill(record.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    try:
-        with open(f"/proc/{record.pid}/stat", encoding="utf-8", errors="replace") as file:
-            ticks = int(file.read().rsplit(")", 1)[1].split()[19])
-        with open("/proc/uptime", encoding="utf-8") as file:
-            up = float(file.read().split()[0])
-    except (OSError, ValueError, IndexError):
-        return True
-    began = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
-    return began * 1000 <= record.started_ms + 5000
 
 
 def find_readers(directory: str, damaged: dict[str, CairnError] | None = None) -> dict[str, JobReader]:
