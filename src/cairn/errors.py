@@ -164,7 +164,7 @@ def remedy(error: CairnError) -> str | None:
 
 
 _NOTE = "cairn-facts: "
-_CARRIED = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
+FAILURE_FACTS = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
 _IN_TRACEBACK = re.compile(
     r"cairn\.[\w.]+\.(\w+): \[([a-z-]+)\] (.*?)"
     rf"(?:\n{_NOTE}(\{{.*?\}})(?=\n|\Z)|(?=\n\s*(?:at |SQLSTATE|An exception |Traceback |\n|$)|\Z))",
@@ -174,7 +174,7 @@ _IN_TRACEBACK = re.compile(
 
 def facts_note(facts: Mapping[str, Any]) -> str:
     """A line for the note of an exception that carries its facts to whoever reads the traceback, or nothing."""
-    told = {name: facts[name] for name in _CARRIED if name in facts}
+    told = {name: facts[name] for name in FAILURE_FACTS if name in facts}
     return _NOTE + json.dumps(told, default=str) if told else ""
 
 
@@ -193,4 +193,4 @@ def _carried(note: str | None) -> dict[str, Any]:
         told = json.loads(note) if note else {}
     except ValueError:  # cut off on its way
         return {}
-    return {name: told[name] for name in _CARRIED if name in told}
+    return {name: told[name] for name in FAILURE_FACTS if name in told}

@@ -22,6 +22,7 @@ from cairn.api.sinks import BaseSink, TableSink
 from cairn.api.state_backends import BackendChoice
 from cairn.config import DEFAULT_DIRECTORY, RestartSettings, Settings
 from cairn.config.remembered_options import restart_keys
+from cairn.config.settings import CONFIG_VARIABLE
 from cairn.connectors.spark_sources import FileSource, Source
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
@@ -44,7 +45,7 @@ from cairn.model.pyflink_names import PyFlinkNames
 from cairn.restore.planned_epoch import complete_plan
 from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape, RestorePlan
-from cairn.restore.source_logs import COMPACT_INTERVAL
+from cairn.restore.source_logs import COMPACT_INTERVAL, COMPACT_SETTING
 from cairn.restore.source_matching import COLLECTION, TICKS, is_again
 from cairn.restore.start_request import Restorer, StartRequest
 from cairn.runtime.operator_spec import OperatorSpec
@@ -76,8 +77,6 @@ from cairn.storage.promise_check import check_promises
 from cairn.storage.retrying import RetryingFileSystem
 
 _log = get_logger("cairn.api")
-CONFIG_VARIABLE = "CAIRN_CONFIG"
-COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 
 
 class StreamExecutionEnvironment(PyFlinkNames):

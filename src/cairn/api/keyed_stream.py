@@ -17,7 +17,7 @@ from cairn.api.data_stream import KEY_PREFIX, DataStream, Declared, Key, check_s
 from cairn.api.results import CloseableIterator, DataStreamSink
 from cairn.api.sinks import BaseSink
 from cairn.errors import InvalidInputError
-from cairn.model.ddl import as_type, parse_type
+from cairn.model.ddl import INTEGER_TYPES, as_type, parse_type
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, MapFunction
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from cairn.model.windows import WindowAssigner
 
 _UNORDERED = (ArrayType, MapType, StructType)
-_EXACT_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class KeyedStream(PyFlinkNames):
@@ -353,7 +352,7 @@ class KeyedStream(PyFlinkNames):
         result = "bigint"
         if column is not None:
             column, ddl = self._number_column(kind, column)
-            result = "bigint" if ddl in _EXACT_INTEGERS else "double"
+            result = "bigint" if ddl in INTEGER_TYPES else "double"
         keys = tuple(self._key_names)
         shown = [_shown(key) for key in keys]
         output = ", ".join(f"`{key}` {dtype.ddl}" for key, (_, dtype) in zip(shown, self._key_types, strict=True))

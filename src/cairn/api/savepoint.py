@@ -25,7 +25,7 @@ from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
-from cairn.restore.source_logs import COMPACT_INTERVAL, StoredSources, copy_sources
+from cairn.restore.source_logs import COMPACT_INTERVAL, COMPACT_SETTING, StoredSources, copy_sources
 from cairn.runtime.state_registry import spec_of
 from cairn.snapshots.snapshot import (
     TIMERS,
@@ -46,16 +46,13 @@ from cairn.snapshots.snapshot import (
 )
 from cairn.snapshots.table_tasks import TableWork, WrittenPart, file_order, write_tables
 from cairn.spark.snapshot_diff import diff_rows, diff_summary
-from cairn.spark.snapshot_frames import FrameRows, fit, frame_of, spark_schema, write_frame
+from cairn.spark.snapshot_frames import PIECES, FrameRows, fit, frame_of, spark_schema, write_frame
 from cairn.state.codec import KeyCodec
 from cairn.state.typed_tables import table_schema
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.savepoint_folder import SavepointFolder, mapped
 from cairn.view.notebook_html import escape, table
-
-_PIECES = 4
-_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
 
 
 @dataclass(frozen=True)
@@ -413,7 +410,7 @@ class Savepoint:
                     (origin.spec.name,),
                 ),
             )
-            for groups in ranges(self._snapshot, _PIECES * context.defaultParallelism)
+            for groups in ranges(self._snapshot, PIECES * context.defaultParallelism)
         ]  # fmt: skip
         found = context.parallelize(work, len(work)).map(_merge_range).collect()
         parts = [msgspec.msgpack.decode(raw, type=WrittenPart) for portion in found for raw in portion]
@@ -430,7 +427,7 @@ class Savepoint:
             StoredSources(snapshot.sources, snapshot.metadata.offsets, snapshot.metadata.source_names),
             os.path.join(target, layout.SOURCES),
             None,
-            int(self._session().conf.get(_INTERVAL, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
+            int(self._session().conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL),
         )
         files = LocalFileSystem(target)
         return [

@@ -29,7 +29,6 @@ from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
 _FORMATS = ("parquet", "json", "csv")
-_STAGING = "_cairn"
 _PORTION = 1 << 20
 
 
@@ -64,7 +63,7 @@ class FileSink(BaseSink):
         self._resumed = True
 
     def _stage(self, attempt: str) -> str:
-        return f"{_STAGING}/{self._token}/{attempt}"
+        return f"{layout.OUTPUT_STAGING}/{self._token}/{attempt}"
 
     def _resume(self, epoch: int) -> None:
         """Before the first epoch that a run prepares: see that the directory and the history of the job agree.

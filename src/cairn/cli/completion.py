@@ -12,7 +12,6 @@ import typer
 from cairn.config.settings import DEFAULT_DIRECTORY
 
 MOST = 200
-_JOB = "job.json"
 
 
 def _never_raises(offer: Callable[..., Iterable[str]]) -> Callable[..., list[str]]:
@@ -28,13 +27,14 @@ def _never_raises(offer: Callable[..., Iterable[str]]) -> Callable[..., list[str
 
 def _job_folders() -> list[str]:
     """Folders of the jobs in the default directory, and of those that run elsewhere."""
+    from cairn.storage import layout
     from cairn.storage.running_jobs import running_directories
 
     found = []
     if os.path.isdir(DEFAULT_DIRECTORY):
         with os.scandir(DEFAULT_DIRECTORY) as entries:
             own = (os.path.normpath(entry.path) for entry in entries)
-            found = [path for path in own if os.path.exists(os.path.join(path, _JOB))]
+            found = [path for path in own if os.path.exists(os.path.join(path, layout.JOB))]
     known = {os.path.abspath(path) for path in found}
     return sorted(found) + [path for path in running_directories() if path not in known]
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from cairn.cli.doctor import Status, check_java, check_pandas, check_pyspark
 from cairn.cli.output import ExitCode, Output
+from cairn.config.settings import CONFIG_VARIABLE
 from cairn.errors import EpochFailedError, InternalError, InvalidInputError
 from cairn.storage.running_jobs import SWITCH
 
@@ -154,7 +155,9 @@ class _Demo:
         """True once tasks of the epoch write their output, which is before its commit."""
         if self._newest < epoch - 1:
             return False  # spare the job the constant looking
-        staged = self._place / "out" / "_cairn"
+        from cairn.storage import layout
+
+        staged = self._place / "out" / layout.OUTPUT_STAGING
         return any(staged.glob(f"*/{epoch}-*/_temporary/0/_temporary/*"))
 
 
@@ -166,7 +169,7 @@ class JobProcess:
         self._log = place / "job.log"
         command = [sys.executable, "-m", "cairn.cli.demo_job", "--dir", str(place)]
         command += ["--epochs", str(epochs), "--rows", str(rows)]
-        environment = {k: v for k, v in os.environ.items() if k not in ("CAIRN_CONFIG", "SPARK_CONF_DIR")}
+        environment = {k: v for k, v in os.environ.items() if k not in (CONFIG_VARIABLE, "SPARK_CONF_DIR")}
         environment[SWITCH] = "0"  # nothing is written outside the demo's directory
         environment["PYTHONPATH"] = os.pathsep.join([p for p in sys.path if p])
         with self._log.open("ab") as log:

@@ -161,7 +161,8 @@ def _job_options(
     given: dict[str, str],
 ) -> dict[str, Any]:
     """The configuration that a script is run with."""
-    from cairn.cli.run_command import CONFIG_VARIABLE, job_config, parse_settings
+    from cairn.cli.run_command import job_config, parse_settings
+    from cairn.config.settings import CONFIG_VARIABLE
 
     if job.startswith("-"):
         _refuse_option(job)
@@ -396,7 +397,8 @@ def doctor(
 ) -> None:
     """Check that this machine can run jobs."""
     from cairn.cli.doctor import clean_stores, configured, run_doctor
-    from cairn.cli.run_command import CONFIG_VARIABLE, job_config
+    from cairn.cli.run_command import job_config
+    from cairn.config.settings import CONFIG_VARIABLE
 
     config = job_config(parallelism=None, master=None, settings={}, inherited=os.environ.get(CONFIG_VARIABLE))
     default_data, default_local = configured(config)

@@ -18,9 +18,8 @@ from typing import Any
 
 from cairn.cli.output import ExitCode, Output, exit_code
 from cairn.config.options import ALIASES
+from cairn.config.settings import CONFIG_VARIABLE
 from cairn.errors import CairnError, InvalidInputError, NotFoundError, from_traceback
-
-CONFIG_VARIABLE = "CAIRN_CONFIG"
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, str]:

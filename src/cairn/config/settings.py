@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+CONFIG_VARIABLE = "CAIRN_CONFIG"
+"""The environment variable in which `cairn run` hands options to the job, as JSON."""
 DEFAULT_DIRECTORY = "./cairn-data"
 MAX_INLINE = 1 << 20
 MIN_CHECKPOINT_MS = 10

@@ -20,14 +20,14 @@ CompactionJob = Callable[[Manifest, OperatorState, Sequence[KeyGroupRange]], lis
 """Merges the chain of an operator, range by range, and returns the snapshots. Supplied by the Spark side."""
 
 _MOST_PIECES = 16
-_PIECE_ROWS = 200_000
+PIECE_ROWS = 200_000
 """Rows that are worth a task of their own."""
 
 
 def ranges_of(operator: OperatorState, max_parallelism: int) -> list[KeyGroupRange]:
     """The key-group ranges that an operator's state is worked on in: short tasks where there is much, few elsewhere."""
     rows = sum(handle.rows for handle in operator.chain)
-    count = min(max_parallelism, _MOST_PIECES * operator.parallelism, max(operator.parallelism, rows // _PIECE_ROWS))
+    count = min(max_parallelism, _MOST_PIECES * operator.parallelism, max(operator.parallelism, rows // PIECE_ROWS))
     return [key_group_range(index, count, max_parallelism) for index in range(count)]
 
 

@@ -27,8 +27,6 @@ from cairn.storage.filesystem import FileInfo, FileSystem
 from cairn.storage.manifest_store import Runs
 
 _log = get_logger("cairn.checkpoint")
-_DONE = ".done"
-_TAKEN = ".taken"
 PATIENCE = 30.0
 """Seconds after which a job that has not even taken a request up is held to be down."""
 _KEPT_SECONDS = 86_400.0
@@ -72,10 +70,10 @@ class Control:
             present = [info for info in present if not self._overtaken(info.path, paths)]
             self._first = False
         for info in present:
-            if info.path.endswith(_DONE):
+            if info.path.endswith(layout.ANSWERED):
                 if info.modified < time.time() - _KEPT_SECONDS:
                     self._files.delete(info.path)
-            elif info.path not in self._taken and not info.path.endswith(_TAKEN):
+            elif info.path not in self._taken and not info.path.endswith(layout.TAKEN_UP):
                 self._taken.add(info.path)
                 self._take(info)
 
@@ -84,10 +82,10 @@ class Control:
 
         That is: an answer that the job has ended, and a sign that a request was heard which is not there any more.
         """
-        if path.endswith(_TAKEN) and path.removesuffix(_TAKEN) not in present:
+        if path.endswith(layout.TAKEN_UP) and path.removesuffix(layout.TAKEN_UP) not in present:
             self._files.delete(path)
             return True
-        if not path.endswith(_DONE):
+        if not path.endswith(layout.ANSWERED):
             return False
         try:
             answer = msgspec.json.decode(self._files.read(path), type=dict[str, Any])
@@ -131,7 +129,7 @@ class Control:
             return
 
         with suppress(FileExistsError, CairnError, OSError):
-            self._files.create(path + _TAKEN, b"")
+            self._files.create(path + layout.TAKEN_UP, b"")
 
         def wait() -> None:
             try:
@@ -155,13 +153,13 @@ class Control:
         told = msgspec.json.encode({"asked": _gist(asked), **answer})
         try:
             self._files.delete(path)
-            self._files.delete(path + _TAKEN)
+            self._files.delete(path + layout.TAKEN_UP)
             self._taken.discard(path)  # once the answer is there, the same id may be asked again
             try:
-                self._files.create(path + _DONE, told)
+                self._files.create(path + layout.ANSWERED, told)
             except FileExistsError:  # answered before the job was killed, and asked again
-                self._files.delete(path + _DONE)
-                self._files.create(path + _DONE, told)
+                self._files.delete(path + layout.ANSWERED)
+                self._files.create(path + layout.ANSWERED, told)
         except (CairnError, OSError) as error:
             _log.warning("a request could not be answered: %s", error)
 
@@ -283,21 +281,21 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
     fresh = False
     began = heard = time.monotonic()
     try:
-        if not files.exists(path + _DONE):
+        if not files.exists(path + layout.ANSWERED):
             try:
                 files.create(path, msgspec.json.encode(question))
                 fresh = True
             except FileExistsError:
                 _log.info("request %s is waiting already", request)
         while time.monotonic() - began < timeout:
-            if files.exists(path + _DONE):
-                answer = msgspec.json.decode(files.read(path + _DONE), type=dict[str, Any])
+            if files.exists(path + layout.ANSWERED):
+                answer = msgspec.json.decode(files.read(path + layout.ANSWERED), type=dict[str, Any])
                 asked = answer.pop("asked", gist if fresh else {})  # a job of an older release does not tell
                 if asked != gist:
                     raise _other_question(request, asked)
-                files.delete(path + _DONE)
+                files.delete(path + layout.ANSWERED)
                 return answer
-            if files.exists(path + _TAKEN):
+            if files.exists(path + layout.TAKEN_UP):
                 heard = time.monotonic()
             elif time.monotonic() - heard > PATIENCE:
                 break
@@ -309,7 +307,7 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
 
 def answered(files: FileSystem, request: str) -> bool:
     """Whether an answer waits for whoever asks with this id."""
-    return files.exists(f"{layout.CONTROL}/{layout.checked_request(request)}{_DONE}")
+    return files.exists(f"{layout.CONTROL}/{layout.checked_request(request)}{layout.ANSWERED}")
 
 
 def _waiting_request(files: FileSystem, path: str) -> dict[str, Any] | None:
@@ -327,7 +325,7 @@ def _waiting_request(files: FileSystem, path: str) -> dict[str, Any] | None:
 def _take_back(files: FileSystem, path: str) -> None:
     try:
         files.delete(path)
-        files.delete(path + _TAKEN)
+        files.delete(path + layout.TAKEN_UP)
     except (CairnError, OSError) as error:
         _log.warning("request %s could not be taken back, remove it by hand: %s", path, error)
 

@@ -42,6 +42,7 @@ from cairn.model.manifest import (
     TaskMetrics,
     inline_key,
 )
+from cairn.model.windows import MAX_TIME
 from cairn.storage import layout
 from cairn.storage.cleanup import Pins, collect, plan_garbage, without_files
 from cairn.storage.filesystem import FileSystem
@@ -50,7 +51,6 @@ from cairn.storage.retrying import retries_of
 
 _log = get_logger("cairn.job")
 _LINEAGE = 256
-END_OF_TIME = (1 << 63) - 1
 """The greatest watermark there is."""
 
 
@@ -295,7 +295,7 @@ class EpochLoop:
             run=self._run,
             run_token=self._run_token,
             epoch=epoch,
-            watermark=END_OF_TIME if self.draining else self._watermark(watermark),
+            watermark=MAX_TIME if self.draining else self._watermark(watermark),
             row_watermark=self._watermark(watermark) if self.draining else None,
             end_of_time=self.draining,
             time_ms=moment.time_ms,

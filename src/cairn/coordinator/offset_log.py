@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cairn.errors import CorruptFileError
 from cairn.model.manifest import NO_WATERMARK
-from cairn.storage import regular_files
+from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import sync
 
 MAX_ENTRY = 256 << 20
@@ -47,7 +47,7 @@ class LocalOffsets:
 
     def __init__(self, spark_folder: str) -> None:
         self._root = spark_folder
-        self._folder = os.path.join(spark_folder, "offsets")
+        self._folder = os.path.join(spark_folder, layout.OFFSETS)
         self._synced: set[str] = set()
 
     def read(self, epoch: int) -> OffsetEntry:
@@ -62,8 +62,8 @@ class LocalOffsets:
 
     def _sync_sources(self) -> None:
         """Force what is new in the sources' logs, and once the query's identity, to disk."""
-        found = [os.path.join(self._root, "metadata")]
-        sources = os.path.join(self._root, "sources")
+        found = [os.path.join(self._root, layout.QUERY_ID)]
+        sources = os.path.join(self._root, layout.SOURCES)
         if os.path.isdir(sources):
             for source in os.scandir(sources):
                 entries = [entry.path for entry in os.scandir(source.path) if not entry.name.startswith(".")]

@@ -11,9 +11,10 @@ from typing import Any
 from cairn.config import Settings
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.coordinator.restart_policy import RestartPolicy
-from cairn.errors import CairnError
+from cairn.errors import FAILURE_FACTS, CairnError
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.restore.recovery import Recovered
+from cairn.runtime.user_errors import MOST_TEXT
 from cairn.spark.task_progress import SourceRows
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.liveness import is_alive
@@ -22,9 +23,6 @@ from cairn.view.job_lives import next_life
 from cairn.view.job_reader import JobReader
 from cairn.view.journal import Address, EpochRecorder, Journal
 from cairn.web.driver_server import serve
-
-_FAILURE_FACTS = ("uid", "subtask", "epoch", "exception", "cause", "file", "line", "function", "traceback")
-_MOST_TEXT = 8000
 
 
 def settings_facts(settings: Settings) -> dict[str, Any]:
@@ -57,10 +55,10 @@ def failure_facts(error: CairnError, show_values: bool) -> dict[str, Any]:
     Where no function of the user's raised, the words of Spark or Python stand for the traceback, unless values are
     not to be shown: they may be in them.
     """
-    told = {name: error.facts[name] for name in _FAILURE_FACTS if name in error.facts}
+    told = {name: error.facts[name] for name in FAILURE_FACTS if name in error.facts}
     if "traceback" not in told and error.__cause__ is not None and show_values:
         cause = error.__cause__
-        told["traceback"] = f"{type(cause).__name__}: {cause}"[:_MOST_TEXT]
+        told["traceback"] = f"{type(cause).__name__}: {cause}"[:MOST_TEXT]
     return told
 
 

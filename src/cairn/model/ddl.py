@@ -23,6 +23,8 @@ _ALIASES = {
     "numeric": "decimal",
     "timestamp_ltz": "timestamp",
 }
+INTEGER_TYPES = ("tinyint", "smallint", "int", "bigint")
+"""From the narrowest to the widest."""
 _SCALARS = {
     "boolean",
     "tinyint",

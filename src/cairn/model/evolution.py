@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 
-from cairn.model.ddl import parse_type
+from cairn.model.ddl import INTEGER_TYPES, parse_type
 from cairn.model.manifest import StateSpec
 from cairn.model.types import DataType
 
-_WHOLE = ("tinyint", "smallint", "int", "bigint")
 _DOUBLE_FROM = ("float", "tinyint", "smallint", "int")
 ELEMENT = "element"
 VALUE = "value"
@@ -139,8 +138,8 @@ def _compare_fields(old: DataType, new: DataType, where: str, steps: list[str], 
 
 def _refusal(old: str, new: str) -> str | None:
     """Why a scalar cannot become another: empty for no particular reason, None if it can."""
-    if old in _WHOLE and new in _WHOLE:
-        return None if _WHOLE.index(new) > _WHOLE.index(old) else ": it is narrower"
+    if old in INTEGER_TYPES and new in INTEGER_TYPES:
+        return None if INTEGER_TYPES.index(new) > INTEGER_TYPES.index(old) else ": it is narrower"
     if new == "double" and old in _DOUBLE_FROM:
         return None
     if new == "double" and old == "bigint":

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from cairn.errors import InvalidInputError, StateTypeError
+from cairn.model.types import EPOCH_NTZ, EPOCH_UTC, MICROSECOND
 
 MIN_DEFAULT_MAX_PARALLELISM = 128
 MAX_PARALLELISM_LIMIT = 32768
@@ -157,9 +158,6 @@ _INTEGERS = {
 }
 _LARGEST_LONG_PRECISION = 18
 _EPOCH_DATE = dt.date(1970, 1, 1).toordinal()
-_EPOCH_NTZ = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without time zone is naive by definition
-_EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 _EXACT = decimal.Context(prec=100)
 
 
@@ -253,7 +251,7 @@ def _hash_date(value: Any, seed: int) -> int:
 
 def _hash_timestamp(value: Any, seed: int) -> int:
     if isinstance(value, dt.datetime) and value.utcoffset() is not None:
-        return _hash_int64((value - _EPOCH_UTC) // _MICROSECOND, seed)
+        return _hash_int64((value - EPOCH_UTC) // MICROSECOND, seed)
     if isinstance(value, dt.datetime):
         raise _unfit(value, "timestamp", "it has no time zone, so it is not one point in time; give it a tzinfo")
     return _hash_int64(_micros(value, "timestamp"), seed)
@@ -263,7 +261,7 @@ def _hash_timestamp_ntz(value: Any, seed: int) -> int:
     if isinstance(value, dt.datetime):
         if value.tzinfo is not None:
             raise _unfit(value, "timestamp_ntz", "the type has no time zone; use value.replace(tzinfo=None)")
-        return _hash_int64((value - _EPOCH_NTZ) // _MICROSECOND, seed)
+        return _hash_int64((value - EPOCH_NTZ) // MICROSECOND, seed)
     return _hash_int64(_micros(value, "timestamp_ntz"), seed)
 
 

@@ -21,11 +21,13 @@ shortened only where no store lags any more, so that none has to be rebuilt for 
 
 
 BROADCAST = "broadcast"
-OPERATOR_KINDS = ("operator-list", "operator-union", BROADCAST)
+LIST = "operator-list"
+UNION = "operator-union"
+OPERATOR_KINDS = (LIST, UNION, BROADCAST)
 """States that belong to a subtask rather than to keys."""
 _SECTIONS = {
     "map": "map", "list": "list", "timer": "timer",
-    "operator-list": "list", "operator-union": "list", BROADCAST: "map",
+    LIST: "list", UNION: "list", BROADCAST: "map",
 }  # fmt: skip
 
 

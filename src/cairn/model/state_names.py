@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+EVENT_TIMERS = "_timers.event"
+PROCESSING_TIMERS = "_timers.processing"
+"""The states that hold the timers of an operator."""
 Pair = tuple[str, str]
 """A uid and the name of a state."""
 

@@ -38,10 +38,10 @@ class Storage(Enum):
 
 
 _UTC = dt.UTC
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=_UTC)
-_EPOCH_NAIVE = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - timestamp_ntz has no zone
+EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=_UTC)
+EPOCH_NTZ = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - timestamp_ntz has no zone
 _EPOCH_DAY = dt.date(1970, 1, 1)
-_MICROSECOND = dt.timedelta(microseconds=1)
+MICROSECOND = dt.timedelta(microseconds=1)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -181,13 +181,13 @@ def _timestamp(value: Any) -> int:
         raise _misfit(value, "timestamp")
     if value.tzinfo is None:
         value = value.replace(tzinfo=_UTC)
-    return int((value - _EPOCH) // _MICROSECOND)
+    return int((value - EPOCH_UTC) // MICROSECOND)
 
 
 def _timestamp_ntz(value: Any) -> int:
     if not isinstance(value, dt.datetime) or value.tzinfo is not None:
         raise _misfit(value, "timestamp_ntz", "" if not isinstance(value, dt.datetime) else "it has a time zone")
-    return int((value - _EPOCH_NAIVE) // _MICROSECOND)
+    return int((value - EPOCH_NTZ) // MICROSECOND)
 
 
 def decimal_type(precision: int, scale: int) -> DataType:
@@ -319,9 +319,9 @@ def scalar(name: str) -> DataType:
     if name == "date":
         return DataType(name, Storage.INT, _date, lambda days: _EPOCH_DAY + dt.timedelta(days=days))
     if name == "timestamp":
-        return DataType(name, Storage.INT, _timestamp, lambda us: _EPOCH + dt.timedelta(microseconds=us))
+        return DataType(name, Storage.INT, _timestamp, lambda us: EPOCH_UTC + dt.timedelta(microseconds=us))
     if name == "timestamp_ntz":
-        return DataType(name, Storage.INT, _timestamp_ntz, lambda us: _EPOCH_NAIVE + dt.timedelta(microseconds=us))
+        return DataType(name, Storage.INT, _timestamp_ntz, lambda us: EPOCH_NTZ + dt.timedelta(microseconds=us))
     raise InvalidInputError(f"'{name}' is no scalar type")
 
 

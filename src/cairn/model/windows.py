@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cairn.model.output_tags import OutputTag
 
 MAX_TIME = (1 << 63) - 1
+"""The end of time: the latest timestamp, and the watermark once all input has been read."""
 
 IN = TypeVar("IN")
 OUT = TypeVar("OUT")

@@ -1,6 +1,6 @@
-"""Who owns the savepoint that a job started from: with CLAIM the job, which deletes it once it is not needed any more.
+"""Who owns the savepoint that a job started from: with CLAIM the job, which deletes it once it is no longer needed.
 
-The claim is a file `_claimed` in the savepoint, created exclusively, so that one job only can have it. The job keeps a
+The claim is a file `_claimed` in the savepoint, created exclusively, so that only one job can have it. The job keeps a
 note of its own, `claims/<epoch>`, and deletes the savepoint when as many newer checkpoints exist as it retains. Both
 are made before the restored epoch is published, so a crash can leave a claim of a restore that never happened: the
 next run drops it before anything else.
@@ -35,13 +35,13 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def check_claim(snapshot: Snapshot, mode: str, identity: JobIdentity | None, files: LocalFileSystem) -> None:
-    """Refuse a snapshot that belongs to another job, and a claim that cannot be had."""
+    """Refuse a snapshot that belongs to another job, and a claim that is not possible."""
     owner = snapshot.owner()
     if owner is not None and (identity is None or owner.get("incarnation") != identity.incarnation):
         who = f"job '{owner.get('job', '?')}' in {owner.get('directory', '?')}"
         raise InvalidInputError(
             f"{snapshot.path} was claimed by {who}, which may delete it at any time. Take a savepoint of that job and "
-            "start from it, or copy the folder without its _claimed while that job does not run.",
+            f"start from it, or copy the folder without its {layout.CLAIMED} while that job does not run.",
             path=snapshot.path,
         )
     if mode == "CLAIM" and snapshot.checkpoint is not None and snapshot.files.root != files.root:
@@ -61,11 +61,11 @@ def claim(snapshot: Snapshot, identity: JobIdentity, files: LocalFileSystem, epo
         files.create(layout.claim_path(epoch), msgspec.json.encode(Claim(snapshot.path, epoch, run)))
     except FileExistsError:
         _log.debug("the claim of %s is noted already", snapshot.path)
-    told = {"job": identity.job_id, "incarnation": identity.incarnation, "directory": files.root}
+    owner = {"job": identity.job_id, "incarnation": identity.incarnation, "directory": files.root}
     try:
-        snapshot.files.create(layout.CLAIMED, json.dumps(told).encode())
+        snapshot.files.create(layout.CLAIMED, json.dumps(owner).encode())
     except FileExistsError:
-        check_claim(snapshot, "CLAIM", identity, files)  # ours, from a start that was cut off, or an error
+        check_claim(snapshot, "CLAIM", identity, files)  # this job's from a start that was cut off, or an error
 
 
 def drop_stale_claims(files: LocalFileSystem, identity: JobIdentity) -> list[str]:
@@ -79,7 +79,7 @@ def drop_stale_claims(files: LocalFileSystem, identity: JobIdentity) -> list[str
         try:
             if not _was_restored(files, held):
                 stale.append(name)
-        except CorruptFileError as error:  # nobody knows; the note stays, and nothing is deleted by it meanwhile
+        except CorruptFileError as error:  # unknown: the note stays, and nothing is deleted because of it
             _log.warning("it is not known whether the job was restored from %s: %s", held.path, error)
     for name in stale:
         held = notes[name]
@@ -91,17 +91,17 @@ def drop_stale_claims(files: LocalFileSystem, identity: JobIdentity) -> list[str
 
 
 def _notes(files: FileSystem) -> dict[str, Claim]:
-    found = {}
+    notes = {}
     for info in files.list(layout.CLAIMS):
         try:
-            found[info.path] = msgspec.json.decode(files.read(info.path), type=Claim)
+            notes[info.path] = msgspec.json.decode(files.read(info.path), type=Claim)
         except (NotFoundError, msgspec.MsgspecError) as error:
             _log.warning("the note of a claimed savepoint, %s, cannot be read: %s", info.path, error)
-    return found
+    return notes
 
 
 def _was_restored(files: FileSystem, held: Claim) -> bool:
-    """Whether the epoch of a claim is the restore that it was made for. One that has expired was looked at before."""
+    """Whether the epoch of a claim is the restore that it was made for. An expired epoch was checked before."""
     store = ManifestStore(files)
     epochs = store.epochs()
     if held.epoch not in epochs:
@@ -116,10 +116,10 @@ def _was_restored(files: FileSystem, held: Claim) -> bool:
 def _is_ours(path: str, identity: JobIdentity) -> bool:
     files = LocalFileSystem(path)
     try:
-        told = json.loads(files.read(layout.CLAIMED))
+        owner = json.loads(files.read(layout.CLAIMED))
     except (NotFoundError, ValueError):
         return False
-    return isinstance(told, dict) and told.get("incarnation") == identity.incarnation
+    return isinstance(owner, dict) and owner.get("incarnation") == identity.incarnation
 
 
 def _give_back(path: str, identity: JobIdentity) -> None:
@@ -133,7 +133,7 @@ def _give_back(path: str, identity: JobIdentity) -> None:
 def release_claims(files: FileSystem, retained: int) -> list[str]:
     """Delete claimed savepoints that enough newer checkpoints have replaced. Returns their paths. Never raises.
 
-    What lies at the path now is deleted only if it is marked as this job's: it may be another savepoint by now.
+    A savepoint is deleted only if it is marked as this job's: another one may lie at the path by now.
     """
     released = []
     try:

@@ -1,4 +1,4 @@
-"""Whether a job's two logs fit together, cairn's manifests and Spark's own, and what says that a manifest is lost."""
+"""Whether a job's two logs agree, cairn's manifests and Spark's own, and what proves that a manifest is lost."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def spark_folders(files: LocalFileSystem) -> list[str]:
 
 
 def remains(files: LocalFileSystem) -> str:
-    """What says that a job has had epochs, besides their manifests; empty if nothing does."""
-    committed = [name for name in spark_folders(files) if spark_batches(files.root, "commits", name)]
+    """What proves that a job has had epochs, besides their manifests; empty if nothing does."""
+    committed = [name for name in spark_folders(files) if spark_batches(files.root, layout.COMMITS, name)]
     if committed:
         return f"Spark's log in {files.root}/{committed[-1]} has committed batches"
     store = CheckpointStore(files)
@@ -41,10 +41,10 @@ def remains(files: LocalFileSystem) -> str:
 
 
 def state_left(files: LocalFileSystem) -> str:
-    """A state file that is not from the first epoch, so that there was one before it; empty if there is none."""
+    """A state file of a later epoch than the first, which proves that there was one before; empty if there is none."""
     for info in files.walk(layout.SHARED):
-        made = layout.made_by(info.path)
-        if made is not None and (made[0] > 0 or made[2]):
+        maker = layout.made_by(info.path)
+        if maker is not None and (maker[0] > 0 or maker[2]):
             return f"the state file {info.path} is there"
     return ""
 
@@ -62,32 +62,33 @@ def remedy(files: LocalFileSystem, manifest: Manifest | None) -> str:
 
 
 def output_is_published(files: LocalFileSystem, manifest: Manifest | None) -> bool:
-    """Whether Spark has committed the batch of an epoch, which it does once the sinks have published their output."""
-    return manifest is None or manifest.epoch in spark_batches(files.root, "commits", manifest.spark)
+    """Whether Spark has committed the batch of an epoch, which happens after the sinks have published their output."""
+    return manifest is None or manifest.epoch in spark_batches(files.root, layout.COMMITS, manifest.spark)
 
 
 def check_order(files: LocalFileSystem, manifest: Manifest | None, sources: Callable[[], Sequence[str]] | None) -> None:
-    """Positions are kept by number: refuse sources that changed places, or that another one took the place of."""
+    """Positions are kept by number: refuse sources that changed places or were replaced."""
     if manifest is None or sources is None or not manifest.source_names:
         return
-    why = moved_sources(manifest.source_names, len(positions_of(manifest.offsets)), sources())
-    if why:
+    reason = moved_sources(manifest.source_names, len(positions_of(manifest.offsets)), sources())
+    if reason:
         raise IncompatibleStateError(
-            f"the job in {files.root} cannot go on from epoch {manifest.epoch}: {why} Positions are kept by number, so "
-            "a source would go on from the position of another. Read the same sources in the same order; or stop the "
-            "job with its old code by `cairn stop JOB --savepoint-dir DIR` and start the new code by `cairn run JOB.py "
-            "-s SAVEPOINT`, which finds sources by what they read (a checkpoint serves, too). The stored state is "
-            "intact.",
+            f"the job in {files.root} cannot go on from epoch {manifest.epoch}: {reason} Positions are kept by number, "
+            "so a source would go on from the position of another. Read the same sources in the same order; or stop "
+            "the job with its old code by `cairn stop JOB --savepoint-dir DIR` and start the new code by `cairn run "
+            "JOB.py -s SAVEPOINT`, which finds sources by what they read (a checkpoint serves, too). The stored "
+            "state is intact.",
             stored=list(manifest.source_names),
         )
 
 
 def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
+    """Raise unless Spark's log has the batch of the newest epoch, with its positions, and none committed after it."""
     folder = manifest.spark if manifest is not None else layout.SPARK
-    planned = spark_batches(files.root, "offsets", folder)
+    planned = spark_batches(files.root, layout.OFFSETS, folder)
     newest = manifest.epoch if manifest is not None else -1
-    for name in spark_folders(files):  # Spark commits after cairn, so a commit says that there was a manifest
-        committed = spark_batches(files.root, "commits", name)
+    for name in spark_folders(files):  # Spark commits after cairn, so a commit proves that there was a manifest
+        committed = spark_batches(files.root, layout.COMMITS, name)
         if committed and committed[-1] > newest:
             raise CorruptFileError(
                 f"Spark's log in {files.root}/{name} has committed batch {committed[-1]}, but the newest manifest is "
@@ -104,7 +105,7 @@ def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
             path=files.root,
         )
     if manifest is not None:
-        entry = os.path.join(files.root, folder, "offsets", str(newest))
+        entry = os.path.join(files.root, folder, layout.OFFSETS, str(newest))
         positions = regular_files.read(entry, MAX_ENTRY).decode(errors="replace")
         if positions != manifest.offsets:
             raise CorruptFileError(

@@ -41,7 +41,7 @@ def newest_epoch(files: LocalFileSystem, run: int | None = None) -> Manifest | N
             store.load(epoch)
             return store.newest()
         except IncompleteManifestError as error:
-            if any(spark_batches(files.root, "commits", name)[-1:] >= [epoch] for name in spark_folders(files)):
+            if any(spark_batches(files.root, layout.COMMITS, name)[-1:] >= [epoch] for name in spark_folders(files)):
                 raise
             if run is None:
                 continue

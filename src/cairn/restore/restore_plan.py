@@ -1,4 +1,4 @@
-"""What a restore would do: which operators and states are found again, what changes, and what stands in the way.
+"""What a restore would do: which operators and states match, what changes, and what prevents it.
 
 Nothing is started and nothing is changed here. `cairn plan` prints the plan, a restore refuses what `check` refuses.
 """
@@ -26,14 +26,14 @@ from cairn.state.typed_columns import is_pickled
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What the planned job is, as far as state goes."""
+    """The job as far as its state is concerned."""
 
     operators: Mapping[str, str]
     """The key (DDL of its columns) of every operator, by uid."""
     declared: Mapping[str, Declared]
     parallelism: int
     max_parallelism: int
-    """0 if the job leaves it open: then that of the snapshot is taken."""
+    """0 if the job does not set it: then that of the snapshot is taken."""
     sources: Sequence[str] = ()
 
 
@@ -44,13 +44,13 @@ class StatePlan:
     stored: StateSpec
     becomes: StateSpec
     how: str
-    """`same`, `changed`, `carried` (the code does not declare it), `unknown` (the code could not be asked)."""
+    """`same`, `changed`, `carried` (the code does not declare it), `unknown` (its declarations are not known)."""
     steps: tuple[str, ...] = ()
     defaults: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def rewrite(self) -> bool:
-        """Whether the stored bytes do not serve as they are."""
+        """Whether the stored bytes cannot be used as they are."""
         return self.stored.signature != self.becomes.signature or self.stored.name != self.becomes.name
 
     @property
@@ -69,7 +69,7 @@ class OperatorRestore:
     states: tuple[StatePlan, ...]
     new_states: tuple[str, ...]
     failure: str = ""
-    """Why it is not known what the code declares."""
+    """Why the declarations of the code are not known."""
 
     @property
     def rewrite(self) -> bool:
@@ -78,7 +78,7 @@ class OperatorRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """All that a restore would do."""
+    """Everything that a restore would do."""
 
     snapshot: Snapshot
     parallelism: int
@@ -94,7 +94,7 @@ class RestorePlan:
         return next((operator for operator in self.operators if operator.uid == uid), None)
 
     def check(self) -> None:
-        """Raise if the restore is refused, with everything that stands in the way."""
+        """Raise if the restore is refused, with everything that prevents it."""
         if not self.problems:
             return
         raise IncompatibleStateError(
@@ -194,22 +194,22 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
 
 
 def _other_key(uid: str, stored: str, key: str) -> str:
-    told = (
+    mismatch = (
         f"operator '{uid}': its stored state is keyed by ({stored or 'nothing'}), the job keys by "
         f"({key or 'nothing'}). "
     )
     try:
         before, now = parse_keys(stored), parse_keys(key)
     except InvalidInputError:
-        return told + "Key it as before, or give the operator a new uid."
+        return mismatch + "Key it as before, or give the operator a new uid."
     if [dtype.ddl for _, dtype in before] == [dtype.ddl for _, dtype in now]:
         renames = [(old, new) for (old, _), (new, _) in zip(before, now, strict=True) if old != new]
         calls = "".join(f".withColumnRenamed('{new}', '{old}')" for old, new in renames)
-        return told + (
+        return mismatch + (
             "The types are the same, the columns are called otherwise: rename them before key_by as they are stored, "
             f"such as df{calls}, or give the operator a new uid."
         )
-    return told + "The type of a key never changes: key it as before, or give the operator a new uid."
+    return mismatch + "The type of a key never changes: key it as before, or give the operator a new uid."
 
 
 def _groups(snapshot: Snapshot, job: JobShape, problems: list[str]) -> int:
@@ -234,8 +234,8 @@ def _operator(
     renames: Mapping[tuple[str, str], str],
     problems: list[str],
 ) -> OperatorRestore:
-    made = []
-    failure = declared.failure if declared is not None else "nobody asked it"
+    plans = []
+    failure = declared.failure if declared is not None else "its declarations were not read"
     taken: dict[str, str] = {}
     for spec in stored.states:
         name = renames.get((stored.uid, spec.name), spec.name)
@@ -244,10 +244,10 @@ def _operator(
             continue
         taken[name] = spec.name
         wanted = declared.state(name) if declared is not None and not failure else None
-        made.append(_state(uid, spec, name, wanted, failure, problems))
-    known = {plan.becomes.name for plan in made}
+        plans.append(_state(uid, spec, name, wanted, failure, problems))
+    known = {plan.becomes.name for plan in plans}
     fresh = [] if declared is None else [d.spec.name for d in declared.states if d.spec.name not in known]
-    return OperatorRestore(uid, stored, tuple(made), tuple(fresh), failure)
+    return OperatorRestore(uid, stored, tuple(plans), tuple(fresh), failure)
 
 
 def _state(
@@ -258,39 +258,41 @@ def _state(
         steps = (f"renamed from '{spec.name}'",) if name != spec.name else ()
         how = "same" if spec.kind == "timer" else "unknown" if failure else "carried"
         return StatePlan(spec, renamed, how, steps)
-    told = compare(spec, wanted.spec)
-    if not told.allowed:
-        problems.append(_refusal(uid, told))
-        return StatePlan(spec, renamed, "refused", told.steps)
-    return StatePlan(spec, wanted.spec, "same" if not told.steps else "changed", told.steps, wanted.defaults)
+    change = compare(spec, wanted.spec)
+    if not change.allowed:
+        problems.append(_refusal(uid, change))
+        return StatePlan(spec, renamed, "refused", change.steps)
+    return StatePlan(spec, wanted.spec, "same" if not change.steps else "changed", change.steps, wanted.defaults)
 
 
-def _refusal(uid: str, told: StateChange) -> str:
+def _refusal(uid: str, change: StateChange) -> str:
     way_out = "  Declare it as it was, or give the new state another name."
-    if not told.old.of_subtask:
+    if not change.old.of_subtask:
         way_out = (
             "  Declare it as it was, give the new state another name, or convert it: read it with "
             "Savepoint.read_keyed_state, change it with Spark and write it with Savepoint.with_keyed_state."
         )
     return (
-        f"operator '{uid}', state '{told.new.name}': {'; '.join(told.problems)}.\n{both_schemas(told.old, told.new)}\n"
-        f"{way_out}"
+        f"operator '{uid}', state '{change.new.name}': {'; '.join(change.problems)}.\n"
+        f"{both_schemas(change.old, change.new)}\n{way_out}"
     )
 
 
 def _refuse_pickles(
     snapshot: Snapshot, operators: Sequence[OperatorRestore], settings: Settings, problems: list[str]
 ) -> None:
-    """Opening a pickle runs what it says. One that another job made is brought in only if the user names it: also where
-    the code does not declare the state, since later code of the job may."""
+    """Refuse pickles of other jobs unless the user names them: opening a pickle runs what it says.
+
+    This holds also for states that the code does not declare, since later code of the job may.
+    """
     held = {(op.uid, state.becomes.name): _holds_pickles(state.stored) for op in operators for state in op.states}
     allowed = set()
     for name in settings.allow_pickled:
-        found = meant(name, held)
-        if len(found) > 1:
-            problems.append(f"cairn.restore.allow-pickled: {choices(name, found)}")
+        pairs = meant(name, held)
+        if len(pairs) > 1:
+            problems.append(f"cairn.restore.allow-pickled: {choices(name, pairs)}")
         else:
-            allowed.update(found)
+            allowed.update(pairs)
     for pair, pickled in held.items():
         if pickled and pair not in allowed:
             name = spelled(pair, held)
@@ -328,11 +330,11 @@ def _judge_unclaimed(
 
 
 def _renames(
-    snapshot: Snapshot, given: Mapping[str, str], job: JobShape, problems: list[str]
+    snapshot: Snapshot, renames: Mapping[str, str], job: JobShape, problems: list[str]
 ) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """The mapping of renamed uids, and that of renamed states, by the uid and name that the snapshot has."""
     stored = {operator.uid: operator for operator in snapshot.operators}
-    uids = {old: new for old, new in given.items() if old in stored}
+    uids = {old: new for old, new in renames.items() if old in stored}
     for old, new in uids.items():
         if new not in job.operators:
             problems.append(f"cairn.restore.renames: '{old}' is to become '{new}', which the job does not have")
@@ -340,37 +342,42 @@ def _renames(
             problems.append(
                 f"cairn.restore.renames: '{old}' is to become '{new}', and the snapshot has one of that name"
             )
-    states: dict[tuple[str, str], str] = {}
-    known = {
+    owners = {
         (prefix, spec.name): operator.uid
         for operator in stored.values()
         for prefix in (operator.uid, uids.get(operator.uid, operator.uid))
         for spec in operator.states
     }
-    for old, new in given.items():
+    states: dict[tuple[str, str], str] = {}
+    for old, new in renames.items():
         if old in uids:
             continue
-        found = meant(old, known)
-        if len({(known[pair], pair[1]) for pair in found}) > 1:
-            problems.append(f"cairn.restore.renames: {choices(old, found)}")
-            continue
-        if not found:
-            problems.append(f"cairn.restore.renames: the {snapshot.what} has nothing that is called '{old}'")
-            continue
-        owner, state = known[found[0]], found[0][1]
-        prefixes = list(dict.fromkeys((owner, uids.get(owner, owner))))
-        targets = {
-            new[len(p) + 1 :]: p for p in prefixes if new.startswith((f"{p}.", f"{p}/")) and len(new) > len(p) + 1
-        }
-        if len(targets) > 1:
-            told = [(prefix, target) for target, prefix in targets.items()]
-            problems.append(f"cairn.restore.renames: {choices(new, told)}")
-            continue
-        if not targets:
-            problems.append(
-                f"cairn.restore.renames: '{old}' can only become another state of the same operator, such as "
-                f"'{prefixes[-1]}.<name>', not '{new}'"
-            )
-            continue
-        states[owner, state] = next(iter(targets))
+        try:
+            owner, state = _renamed_state(snapshot, old, owners)
+            states[owner, state] = _new_name(old, new, owner, uids)
+        except InvalidInputError as error:
+            problems.append(f"cairn.restore.renames: {error.message}")
     return uids, states
+
+
+def _renamed_state(snapshot: Snapshot, old: str, owners: Mapping[tuple[str, str], str]) -> tuple[str, str]:
+    """The stored uid and name of the state that a rename is about."""
+    pairs = meant(old, owners)
+    if len({(owners[pair], pair[1]) for pair in pairs}) > 1:
+        raise InvalidInputError(choices(old, pairs))
+    if not pairs:
+        raise InvalidInputError(f"the {snapshot.what} has nothing that is called '{old}'")
+    return owners[pairs[0]], pairs[0][1]
+
+
+def _new_name(old: str, new: str, owner: str, uids: Mapping[str, str]) -> str:
+    """The name that a state of an operator gets, which may be spelled with the old or the new uid."""
+    prefixes = list(dict.fromkeys((owner, uids.get(owner, owner))))
+    names = {new[len(p) + 1 :]: p for p in prefixes if new.startswith((f"{p}.", f"{p}/")) and len(new) > len(p) + 1}
+    if len(names) > 1:
+        raise InvalidInputError(choices(new, [(prefix, name) for name, prefix in names.items()]))
+    if not names:
+        raise InvalidInputError(
+            f"'{old}' can only become another state of the same operator, such as '{prefixes[-1]}.<name>', not '{new}'"
+        )
+    return next(iter(names))

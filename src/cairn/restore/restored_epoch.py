@@ -110,7 +110,7 @@ def next_epoch(snapshot: Snapshot, files: LocalFileSystem) -> int:
     """The epoch of a restore: above every one of this directory, and above those that files and list segments carry."""
     used = [snapshot.epoch, *ManifestStore(files).epochs()]
     for name in spark_folders(files):
-        used += [*spark_batches(files.root, "offsets", name), *spark_batches(files.root, "commits", name)]
+        used += [*spark_batches(files.root, layout.OFFSETS, name), *spark_batches(files.root, layout.COMMITS, name)]
     if not ManifestStore(files).epochs():  # they may be lost, and Spark's logs with them
         used += [checkpoint.manifest.epoch for checkpoint in CheckpointStore(files).all()]
     return 1 + max(used)

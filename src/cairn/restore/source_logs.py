@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -20,12 +19,13 @@ import msgspec
 from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.model.limits import read_positions
 from cairn.restore.source_matching import SourcePlan, folders
-from cairn.restore.spark_logs import MAX_LOG, read_text, sealed
+from cairn.restore.spark_logs import ENTRY, MAX_LOG, VERSION, read_text, sealed
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import sync
 
+COMPACT_SETTING = "spark.sql.streaming.fileSource.log.compactInterval"
 COMPACT_INTERVAL = 10
-"""Spark's default of spark.sql.streaming.fileSource.log.compactInterval."""
+"""Spark's default of `COMPACT_SETTING`."""
 _NO_POSITION = "-"
 
 
@@ -67,7 +67,7 @@ def positions_of(offsets: str) -> list[Any]:
 def rearranged(offsets: str, plan: SourcePlan, time_ms: int) -> str:
     """An entry of the offset log for the job's sources, without positions if the snapshot has none."""
     if not offsets:
-        head = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms, "conf": {}})]
+        head = [VERSION, json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms, "conf": {}})]
         return "\n".join([*head, *(_NO_POSITION for _ in plan.matches)])
     lines = offsets.split("\n")
     stored = lines[2:]
@@ -145,11 +145,11 @@ def _file_log(folder: str, last: int | None = None) -> tuple[str, dict[int, dict
     """
     for attempt in range(4):
         entries: dict[int, dict[str, str]] = {}
-        version = "v1"
+        version = VERSION
         try:
             for name in os.listdir(folder):
                 later = name.isdigit() and last is not None and int(name) > last
-                if later or not re.fullmatch(r"\d+(\.compact)?", name):
+                if later or not ENTRY.fullmatch(name):
                     continue
                 version, *lines = read_text(os.path.join(folder, name)).split("\n")
                 for line in filter(None, lines):
@@ -218,14 +218,14 @@ def build_spark_folder(
 def _write_logs(folder: str, logs: RestoredLogs) -> None:
     epoch, offsets = logs.epoch, logs.offsets.encode()
     contents = {
-        "metadata": msgspec.json.encode({"id": str(uuid.uuid4())}),
-        f"offsets/{epoch}": offsets,
+        layout.QUERY_ID: msgspec.json.encode({"id": str(uuid.uuid4())}),
+        f"{layout.OFFSETS}/{epoch}": offsets,
         layout.RESTORES: msgspec.json.encode(list(logs.restores)),
     }
     if epoch > 0:  # Spark reads the entry before its newest one and takes it for the last committed one
-        contents[f"offsets/{epoch - 1}"] = offsets
+        contents[f"{layout.OFFSETS}/{epoch - 1}"] = offsets
     if logs.in_flight:
-        contents[f"offsets/{epoch + 1}"] = logs.in_flight.encode()
+        contents[f"{layout.OFFSETS}/{epoch + 1}"] = logs.in_flight.encode()
     for name, data in contents.items():
         path = os.path.join(folder, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -1,9 +1,9 @@
-"""Spark's own log files, which cairn relies on and does not write: are they whole?
+"""Checks whether Spark's own log files, which cairn relies on and does not write, are whole.
 
 Spark writes entries of its logs under another name, renames them, and never forces them to disk. Hadoop puts a file
 with checksums beside each, `.<name>.crc`: `crc` and a zero byte, the length of a chunk (4 bytes, big-endian), and the
-CRC-32 of every chunk. Spark does not always look at them, so cairn does at the start of a run: one bit in the log of a
-file source can make a file be read twice or never.
+CRC-32 of every chunk. Spark does not always verify them, so cairn does at the start of a run: one bit in the log of a
+file source can cause a file to be read twice or never.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from cairn.errors import CorruptFileError
 from cairn.logs import get_logger
-from cairn.model.manifest import NO_WATERMARK
 from cairn.quantities import shell_word
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem
@@ -28,21 +27,24 @@ _MAGIC = b"crc\0"
 _CHUNK = 512
 MAX_LOG = 1 << 32
 """The log of a file source has a line for every file that it ever read."""
-_ENTRY = re.compile(r"\d+(\.compact)?")
+ENTRY = re.compile(r"\d+(\.compact)?")
+"""The name of an entry in the log of a file source."""
+VERSION = "v1"
+"""The first line of an entry in any of Spark's logs."""
 
 
 def read_log(path: str) -> bytes:
     """The bytes of a log file, compared with the checksums beside it, if there are any that can be used."""
     data = regular_files.read(path, MAX_LOG)
     try:
-        told = regular_files.read(_checksums(path), MAX_LOG)
+        checksums = regular_files.read(_checksums(path), MAX_LOG)
     except FileNotFoundError:
         return data
-    chunk = int.from_bytes(told[4:8], "big")
-    if not told.startswith(_MAGIC) or not 0 < chunk <= 1 << 30:  # never written whole: a power loss leaves such
+    chunk = int.from_bytes(checksums[4:8], "big")
+    if not checksums.startswith(_MAGIC) or not 0 < chunk <= 1 << 30:  # not written whole, as after a power loss
         _log.warning("%s cannot be used, so %s is taken as it is", _checksums(path), path)
         return data
-    if told != sealed(data, chunk):
+    if checksums != sealed(data, chunk):
         raise CorruptFileError(
             f"{path} does not match its checksums in {_checksums(path)}: it was damaged or changed after Spark wrote "
             "it. Bring it back from a copy; nothing was changed.",
@@ -62,7 +64,7 @@ def read_text(path: str) -> str:
 
 
 def sealed(data: bytes, chunk: int = _CHUNK) -> bytes:
-    """What Hadoop keeps beside a file with these bytes."""
+    """The checksum file that Hadoop keeps beside a file with these bytes."""
     sums = (zlib.crc32(data[at : at + chunk]) for at in range(0, len(data), chunk))
     return _MAGIC + chunk.to_bytes(4, "big") + b"".join(value.to_bytes(4, "big") for value in sums)
 
@@ -73,32 +75,33 @@ def _checksums(path: str) -> str:
 
 
 def commit_batch(folder: str, epoch: int, watermark: int) -> None:
-    """Tell Spark that the batch of a restored epoch is done, if it does not know."""
-    known = max(0, watermark if watermark != NO_WATERMARK else 0)
+    """Commit the batch of a restored epoch in Spark's log, if it is not committed yet."""
+    entry = f'{VERSION}\n{{"nextBatchWatermarkMs":{max(0, watermark)}}}'
     with contextlib.suppress(FileExistsError):
-        LocalFileSystem(folder).create(f"commits/{epoch}", f'v1\n{{"nextBatchWatermarkMs":{known}}}'.encode())
+        LocalFileSystem(folder).create(f"{layout.COMMITS}/{epoch}", entry.encode())
 
 
 def check_logs(folder: str, epoch: int, remedy: Callable[[], str]) -> None:
-    """Refuse logs of Spark's that it could not go on from, or would go on from wrongly, before a query is started.
+    """Refuse logs of Spark's that a query could not continue from, or would continue from wrongly.
 
     `folder` is the query's checkpointLocation, `epoch` the newest committed one (-1 if there is none), whose positions
-    were compared with its manifest; `remedy` says what can be done about any of it. What lies before that epoch is not
-    looked at: Spark does not read it.
+    were compared with its manifest; `remedy` says what can be done about a damaged log. Entries before that epoch are
+    not checked: Spark does not read them.
     """
-    _check_query_id(os.path.join(folder, "metadata"), remedy)
-    for log, first, told in (
-        ("offsets", epoch + 1, "no epoch was committed for it, so it can be moved away: the epoch is planned anew"),
-        ("commits", epoch - 1, "its epoch has a manifest, so it can be moved away: the epoch is rolled forward"),
-    ):
-        for number in batches(os.path.join(folder, log)):
-            if number >= first:
-                _check_entry(os.path.join(folder, log, str(number)), told, remedy)
+    _check_query_id(os.path.join(folder, layout.QUERY_ID), remedy)
+    for number in batches(os.path.join(folder, layout.OFFSETS)):
+        if number > epoch:
+            way_out = "no epoch was committed for it, so it can be moved away: the epoch is planned anew"
+            _check_entry(os.path.join(folder, layout.OFFSETS, str(number)), way_out, remedy)
+    for number in batches(os.path.join(folder, layout.COMMITS)):
+        if number >= epoch - 1:
+            way_out = "its epoch has a manifest, so it can be moved away: the epoch is rolled forward"
+            _check_entry(os.path.join(folder, layout.COMMITS, str(number)), way_out, remedy)
     sources = os.path.join(folder, layout.SOURCES)
     for source in sorted(os.listdir(sources)) if os.path.isdir(sources) else ():
         place = os.path.join(sources, source)
         for name in sorted(os.listdir(place)) if os.path.isdir(place) else ():
-            if _ENTRY.fullmatch(name):
+            if ENTRY.fullmatch(name):
                 _check_source(os.path.join(place, name), remedy)
 
 
@@ -131,17 +134,17 @@ def batches(folder: str) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def _check_entry(path: str, told: str, remedy: Callable[[], str]) -> None:
-    data = _read(path, lambda: f"{told}. Or: {remedy()}")
+def _check_entry(path: str, way_out: str, remedy: Callable[[], str]) -> None:
+    data = _read(path, lambda: f"{way_out}. Or: {remedy()}")
     if data is None:
         return
     version, document = [*data.split(b"\n"), b""][:2]
     if not re.fullmatch(rb"v\d+", version) or not _is_json(document):
-        raise _torn(path, f"{told}. Or: {remedy()}")
+        raise _torn(path, f"{way_out}. Or: {remedy()}")
 
 
 def _check_source(path: str, remedy: Callable[[], str]) -> None:
-    """What is cut short is empty, or cut within its last line, where the logs of Spark's sources have a document."""
+    """An entry that was cut short is empty, or cut within its last line, where Spark's sources write a document."""
     data = _read(path, remedy)
     if data is None:
         return
@@ -153,7 +156,7 @@ def _check_source(path: str, remedy: Callable[[], str]) -> None:
 def _read(path: str, remedy: Callable[[], str]) -> bytes | None:
     try:
         return read_log(path)
-    except FileNotFoundError:  # a query that still runs has removed it meanwhile
+    except FileNotFoundError:  # a query that still runs has removed it
         return None
     except CorruptFileError as error:
         raise CorruptFileError(f"{error.message} Or: {remedy()}", **error.facts) from None

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cairn.coordinator.compactor import PIECE_ROWS
 from cairn.errors import InternalError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import StateHandle
@@ -18,8 +19,6 @@ from cairn.snapshots.table_tasks import LoadWork, load_tables
 
 PIECES = 4
 """Most tasks for each subtask that the operator will have."""
-PIECE_ROWS = 200_000
-"""Rows that are worth a task of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ INPUT_COLUMN = "__cairn_input"
 ORDER_COLUMN = "__cairn_order"
 CHUNK_ROWS = 512 * 1024
 CHUNK_BYTES = 48 << 20
+SLICE_ROWS = 16 * 1024
+"""Rows that are turned into Python objects at a time."""
 _MISFIT = (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError)
 
 

@@ -18,9 +18,9 @@ from cairn.errors import StateMisuseError
 from cairn.model.manifest import EpochContext
 from cairn.model.output_tags import OutputTag, check_tag
 from cairn.model.rows import row_class
-from cairn.runtime.batches import INPUT_COLUMN, event_times, row_columns
+from cairn.runtime.batches import INPUT_COLUMN, SLICE_ROWS, event_times, row_columns
 from cairn.runtime.broadcast_state import BroadcastStates, KeyedReadContext, PlainReadContext, WriteContext
-from cairn.runtime.keyed_operator import SLICE_ROWS, InputSpec, ProcessOperator, TaskRuntimeContext
+from cairn.runtime.keyed_operator import InputSpec, ProcessOperator, TaskRuntimeContext
 from cairn.runtime.map_functions import NOT_KEYED
 from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
 

@@ -40,7 +40,7 @@ from cairn.model.output_tags import OutputTag, check_tag
 from cairn.model.process_functions import CheckpointedFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
-from cairn.runtime.batches import KeyedChunk, event_times, joined, row_columns
+from cairn.runtime.batches import SLICE_ROWS, KeyedChunk, event_times, joined, row_columns
 from cairn.runtime.operator_spec import InputSpec as InputSpec
 from cairn.runtime.operator_spec import OperatorSpec as OperatorSpec
 from cairn.runtime.state_registry import StateRegistry
@@ -53,7 +53,6 @@ from cairn.storage.state_file import Section
 if TYPE_CHECKING:
     from cairn.runtime.operator_state import History, OperatorStates
 
-SLICE_ROWS = 16 * 1024
 OUTPUT_BYTES = 16 << 20
 MOST_LAST_TIMERS = 10_000_000
 """How many timers may fire in one sweep at the end of event time before they are taken for endless."""

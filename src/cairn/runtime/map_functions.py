@@ -21,11 +21,10 @@ from cairn.model.process_functions import KeyedCoProcessFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, Function, KeySelector, MapFunction
-from cairn.runtime.batches import OutputBuilder, row_columns
+from cairn.runtime.batches import SLICE_ROWS, OutputBuilder, row_columns
 from cairn.runtime.exact_values import exact_array
 from cairn.runtime.tagged_outputs import SideSpec, output_builder
 
-SLICE_ROWS = 16 * 1024
 NOT_KEYED = "This state is only accessible by functions executed on a KeyedStream."
 _METHODS: dict[str, tuple[type[Function], str]] = {
     "map": (MapFunction, "map"),

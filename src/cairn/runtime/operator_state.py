@@ -22,7 +22,7 @@ from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from cairn.model.keygroups import KeyGroupRange, key_group_range
-from cairn.model.manifest import BROADCAST, OPERATOR_KINDS, OperatorState, StateSpec
+from cairn.model.manifest import BROADCAST, LIST, OPERATOR_KINDS, UNION, OperatorState, StateSpec
 from cairn.runtime.broadcast_maps import Gate, GuardedMap
 from cairn.runtime.state_registry import StateRegistry
 from cairn.state import codec
@@ -33,8 +33,6 @@ from cairn.state.section_changes import StateFiles
 from cairn.storage.chain_merge import merged
 from cairn.storage.state_file import Section
 
-LIST = "operator-list"
-UNION = "operator-union"
 WAITING = b"\x00"
 """What follows the key of a subtask where a union lies that waits for it."""
 

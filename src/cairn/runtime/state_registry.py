@@ -19,12 +19,13 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import TimeDomain
 from cairn.model.manifest import EpochContext, StateSpec
+from cairn.model.state_names import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.model.types import DataType
 from cairn.state.key_slots import KeySlots
 from cairn.state.list_state import ListStateHandle, ListTable
 from cairn.state.map_state import MapTable, map_state
 from cairn.state.state_table import StateTable
-from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS, TimerTable
+from cairn.state.timers import TimerTable
 from cairn.state.value_state import AggregatingState, ReducingState, ValueTable, value_state
 from cairn.state.working_store import WorkingStore
 from cairn.storage.state_file import ARROW_STORAGE, Section, grouped_table

@@ -38,7 +38,7 @@ from cairn.storage.manifest_store import ManifestStore, load_identity
 from cairn.storage.savepoint_folder import newest_savepoint, read_savepoint
 from cairn.storage.savepoint_parquet import TablePart, open_parts
 
-TIMERS = {"_timers_event": "_timers.event", "_timers_processing": "_timers.processing"}
+TIMERS = {shown: stored for stored, shown in layout.TIMER_TABLES.items()}
 """Timers by the names of their tables, and as state files call them."""
 
 

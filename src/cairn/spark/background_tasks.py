@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pyspark.sql import SparkSession
 
 POOL = "cairn-background"
+POOL_PROPERTY = "spark.scheduler.pool"
 _SHARE = 0.15
 _POLL = 0.01
 _RESTS_AFTER = 0.5
@@ -58,7 +59,7 @@ class Background:
         def take_turns(eager: bool) -> None:
             context: Any = self._spark.sparkContext
             context.setJobGroup(group, what, interruptOnCancel=True)
-            context.setLocalProperty("spark.scheduler.pool", POOL)
+            context.setLocalProperty(POOL_PROPERTY, POOL)
             while go_on():
                 if not eager:
                     self._wait_for_rest(go_on)

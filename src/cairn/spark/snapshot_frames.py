@@ -37,7 +37,7 @@ from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage.filesystem import as_url, open_filesystem
 from cairn.storage.savepoint_parquet import TableWriter
 
-_PIECES = 4
+PIECES = 4
 """Tasks for each core: short ones, so that one that is slow does not keep the others waiting."""
 _DRIVER_BYTES = 256 << 20
 _CHUNK_ROWS = 128 * 1024
@@ -72,7 +72,7 @@ def frame_of(spark: SparkSession, snapshot: Snapshot, operator: SnapshotOperator
         verify_files(spark, origin)
         paths = [_literal(as_url(f"{origin.root}/{file.path}")) for file in origin.table.files]
         return spark.read.schema(schema).parquet(*paths)
-    pieces = ranges(snapshot, _PIECES * spark.sparkContext.defaultParallelism)
+    pieces = ranges(snapshot, PIECES * spark.sparkContext.defaultParallelism)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -249,7 +249,7 @@ def write_frame(
     groups = snapshot.metadata.max_parallelism
     rows = fit(frame, operator, state, groups)
     names = rows.columns
-    pieces = min(groups, _PIECES * frame.sparkSession.sparkContext.defaultParallelism)
+    pieces = min(groups, PIECES * frame.sparkSession.sparkContext.defaultParallelism)
     numbered = rows.toDF(*[f"c{i}" for i in range(len(names))])  # mapInArrow takes plain names only
     group = f"c{names.index(_GROUP)}"
     shuffled = numbered.repartitionById(pieces, F.expr(f"int({group} * {pieces} DIV {groups})"))

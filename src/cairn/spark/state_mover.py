@@ -19,7 +19,7 @@ from cairn.restore.restore_plan import OperatorRestore, RestorePlan
 from cairn.restore.state_move import Target, ranges, work_of
 from cairn.snapshots.rewrite_task import rewrite_range
 from cairn.snapshots.table_tasks import load_tables
-from cairn.spark.background_tasks import POOL
+from cairn.spark.background_tasks import POOL, POOL_PROPERTY
 
 _log = get_logger("cairn.checkpoint")
 watchers: list[Callable[[str, int, int], None]] = []
@@ -38,7 +38,7 @@ class SparkMover:
         work = [work_of(plan, operator, target, groups) for groups in ranges(plan, operator.stored.rows)]
         step: Callable[[Any], list[bytes]] = load_tables if plan.snapshot.savepoint is not None else rewrite_range
         context = self._spark.sparkContext
-        context.setLocalProperty("spark.scheduler.pool", POOL)
+        context.setLocalProperty(POOL_PROPERTY, POOL)
         try:
             with _watched(context, operator.uid, len(work), step) as counted:
                 found = context.parallelize(work, len(work)).map(counted).collect()
@@ -48,7 +48,7 @@ class SparkMover:
                 carried = StorageError(f"the state of operator '{operator.uid}' could not be brought over: {error}")
             raise carried from error
         finally:
-            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+            context.setLocalProperty(POOL_PROPERTY, None)  # type: ignore[arg-type]
         handles = [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
         _log.info(
             "operator %s: %d entries brought over from %s in %.1f s",

@@ -26,21 +26,18 @@ from cairn.storage.state_file import ARROW_STORAGE
 MAX_KEY_BYTES = 32 * 1024
 _SIGN = 1 << 63
 _double = struct.Struct(">d")
-_KEY_TYPES = {
-    "boolean", "tinyint", "smallint", "int", "bigint", "float", "double",
-    "string", "binary", "date", "timestamp", "timestamp_ntz",
-}  # fmt: skip
 _FLOATS = ("float", "double")
-_KEY_ARROW = {
+ARROW_SCALARS = {
     "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64(),
     "float": pa.float32(), "double": pa.float64(), "string": pa.string(), "binary": pa.binary(), "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"),
 }  # fmt: skip
+"""The Arrow types of plain columns, in the DDL of their types. All of them can be keys."""
 
 
 def check_key_type(name: str, dtype: DataType) -> None:
     """Refuse what cannot be a key, before anything runs."""
-    if dtype.ddl in _KEY_TYPES or dtype.ddl.startswith("decimal("):
+    if dtype.ddl in ARROW_SCALARS or dtype.ddl.startswith("decimal("):
         return
     raise InvalidInputError(
         f"key column '{name}' has type {dtype.ddl}, which cannot be a key: use strings, binary, numbers, booleans, "
@@ -131,7 +128,7 @@ def _key_arrow(dtype: DataType) -> pa.DataType:
     if dtype.ddl.startswith("decimal("):
         precision, scale = dtype.ddl[8:-1].split(",")
         return pa.decimal128(int(precision), int(scale))
-    return _KEY_ARROW[dtype.ddl]
+    return ARROW_SCALARS[dtype.ddl]
 
 
 def _key_column(dtype: DataType, part: pa.Array) -> pa.Array:

@@ -13,6 +13,9 @@ import pyarrow as pa
 
 from cairn.errors import StateMisuseError
 
+NO_SLOT = (IndexError, TypeError)
+"""What indexing by `current[0]` raises if that slot has no place yet, or is None."""
+
 
 class KeySlots:
     """Slots of an epoch, in the order in which keys were first seen. `current[0]` is the slot that is being processed.

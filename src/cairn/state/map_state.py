@@ -26,7 +26,7 @@ from cairn.model.types import DataType, Storage
 from cairn.state import codec
 from cairn.state.drafts import Draft
 from cairn.state.entry_table import EntryTable
-from cairn.state.key_slots import no_current_key
+from cairn.state.key_slots import NO_SLOT, no_current_key
 from cairn.storage.state_file import Section, ordered_table
 
 SMALL = 16
@@ -38,7 +38,6 @@ EAGER_ROWS = 4
 _D = TypeVar("_D", bound=Draft)
 _MISSING: Any = object()
 _NOTHING: dict[Any, Any] = {}
-_NO_SLOT = (IndexError, TypeError)
 _UNREAD, _ASKED, _WHOLE, _LARGE = range(4)
 
 
@@ -444,7 +443,7 @@ class PlainMapState(MapStateHandle):
             key = self._table.stored_key(key)
         try:
             found = self._maps[self._current[0]].get(key, _MISSING)
-        except _NO_SLOT:
+        except NO_SLOT:
             return self._fetch(key)
         return self._fetch(key) if found is _MISSING else found
 
@@ -464,7 +463,7 @@ class PlainMapState(MapStateHandle):
             value = self._table.fit(value)
         try:
             self._maps[self._current[0]][key] = value
-        except _NO_SLOT:
+        except NO_SLOT:
             self._table.map_of(self._table.slot())[key] = value
 
 

@@ -18,14 +18,11 @@ import pyarrow as pa
 
 from cairn.errors import InvalidInputError, StateMisuseError
 from cairn.model.types import Storage
+from cairn.model.windows import MAX_TIME
 from cairn.state import codec
 from cairn.state.key_slots import KeySlots
 from cairn.state.working_store import WorkingStore
 from cairn.storage.state_file import Section, sorted_table
-
-EVENT_TIMERS = "_timers.event"
-PROCESSING_TIMERS = "_timers.processing"
-_LONG_MAX = (1 << 63) - 1
 
 
 class TimerTable:
@@ -202,6 +199,6 @@ def _checked(timestamp: int) -> int:
         if isinstance(timestamp, (bool, float, str)) or not hasattr(timestamp, "__index__"):
             raise InvalidInputError(f"a timer's time is a whole number of milliseconds, not {timestamp!r}")
         timestamp = timestamp.__index__()
-    if not -_LONG_MAX - 1 <= timestamp <= _LONG_MAX:
+    if not -MAX_TIME - 1 <= timestamp <= MAX_TIME:
         raise InvalidInputError(f"a timer's time must fit 64 bits, not {timestamp}")
     return timestamp

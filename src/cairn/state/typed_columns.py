@@ -19,23 +19,10 @@ import pyarrow as pa
 
 from cairn.errors import CorruptFileError, InvalidInputError
 from cairn.model.types import DataType, Storage
+from cairn.state.codec import ARROW_SCALARS
 from cairn.storage.state_file import ARROW_STORAGE
 
-_SCALARS = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "pickle": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
+_SCALARS = ARROW_SCALARS | {"pickle": pa.binary()}
 _SIGN = np.uint64(1 << 63)
 _MAX_DEPTH = 32
 _pack = msgspec.msgpack.Encoder().encode

@@ -11,11 +11,9 @@ import pyarrow as pa
 from cairn.errors import StateMisuseError
 from cairn.model.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from cairn.model.functions import none_returned
-from cairn.state.key_slots import no_current_key
+from cairn.state.key_slots import NO_SLOT, no_current_key
 from cairn.state.state_table import StateTable
 from cairn.storage.state_file import Section, grouped_table
-
-_NO_SLOT = (IndexError, TypeError)
 
 
 class ValueTable(StateTable):
@@ -84,7 +82,7 @@ class PlainValueState:
     def value(self) -> Any:
         try:
             return self._values[self._current[0]]
-        except _NO_SLOT:
+        except NO_SLOT:
             self._table.load()
             return self._values[self._current[0]]
 
@@ -93,7 +91,7 @@ class PlainValueState:
             value = self._table.fit(value)
         try:
             self._values[self._current[0]] = value
-        except _NO_SLOT:
+        except NO_SLOT:
             self._table.load()
             self._values[self._current[0]] = value
 

@@ -39,6 +39,7 @@ import hashlib
 import re
 
 from cairn.errors import InvalidInputError
+from cairn.model.state_names import EVENT_TIMERS, PROCESSING_TIMERS
 
 JOB = "job.json"
 RUNS = "runs"
@@ -50,6 +51,8 @@ RESTORES = "cairn-restores"
 DAMAGED = "damaged"
 TABLES = "tables"
 STAGING = "staging"
+OUTPUT_STAGING = "_cairn"
+"""Where file sinks keep what is not published yet, in their own folder."""
 HISTORY = "history"
 CONTROL = "control"
 DISCARDS = "discards"
@@ -57,8 +60,15 @@ METADATA = "_metadata"
 READING = "_reading-"
 CLAIMED = "_claimed"
 SOURCES = "sources"
+OFFSETS = "offsets"
+COMMITS = "commits"
+QUERY_ID = "metadata"
+"""Logs of Spark's own, and the file that names its query, in the folder of a query."""
 CLAIMS = "claims"
 TAKEN = "taken"
+ANSWERED = ".done"
+TAKEN_UP = ".taken"
+"""What the answers of a job to a request end in."""
 STOPPING = "stopping"
 TIMES = "times"
 EVENTS = "events"
@@ -71,10 +81,13 @@ _CHECKPOINT = re.compile(r"chk-([1-9]\d{0,17})")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _STATE_FILE = re.compile(r"\.?(\d{12})-(\d+)-[\w-]+(\.snapshot)?\.state(?:\.[0-9a-f]+\.tmp)?")
 _FULL_SNAPSHOT = re.compile(r"\.?.+-g\d+-(\d+)-[0-9a-f]+\.state(?:\.[0-9a-f]+\.tmp)?")
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
+SAFE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}"
+"""The names that uids, job ids and ids of requests may have, as a regular expression."""
+_SAFE = re.compile(SAFE_NAME)
 _STATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_ .\-]{0,127}")
 _STATE_PATH = re.compile(rf"({SHARED}/{_SAFE.pattern}|chk-[1-9]\d{{0,17}})/[A-Za-z0-9][A-Za-z0-9_.\-]{{0,254}}\.state")
-_TIMERS = {"_timers.event": "_timers_event", "_timers.processing": "_timers_processing"}
+TIMER_TABLES = {EVENT_TIMERS: "_timers_event", PROCESSING_TIMERS: "_timers_processing"}
+"""What the tables of timers are called in savepoints."""
 _PROGRESS = re.compile(r"\.savepoint-[A-Za-z0-9_\-]{1,64}\.inprogress")
 _SOURCE_FILE = re.compile(r"sources/\d{1,9}(/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}){1,8}")
 
@@ -101,10 +114,10 @@ def checked(name: str, what: str) -> str:
 def checked_request(request: str) -> str:
     """The id of a request, which names a file in `control/`; beside it lie files that end as answers do."""
     checked(request, "request id")
-    if request.endswith((".done", ".taken")):
+    if request.endswith((ANSWERED, TAKEN_UP)):
         raise InvalidInputError(
-            f"request id {request!r} cannot be used: names that end in .done or .taken are those of the answers to "
-            "requests. Take an id with another ending.",
+            f"request id {request!r} cannot be used: names that end in {ANSWERED} or {TAKEN_UP} are those of the "
+            "answers to requests. Take an id with another ending.",
             name=request,
         )
     return request
@@ -247,9 +260,9 @@ def is_savepoint_progress(name: str) -> bool:
 
 def table_folder(uid: str, state: str) -> str:
     """The folder of a state's table in a savepoint."""
-    if state not in _TIMERS and not _STATE.fullmatch(state):
+    if state not in TIMER_TABLES and not _STATE.fullmatch(state):
         raise InvalidInputError(f"state name {state!r} cannot be part of a path", name=state)
-    return f"{TABLES}/{checked(uid, 'uid')}/{_TIMERS.get(state, state)}"
+    return f"{TABLES}/{checked(uid, 'uid')}/{TIMER_TABLES.get(state, state)}"
 
 
 def table_part(uid: str, state: str, first_group: int, token: str) -> str:

@@ -28,6 +28,7 @@ from cairn.model.descriptors import StateKind
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest
 from cairn.model.output_tags import OutputTag
+from cairn.model.state_names import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.model.types import DataType
 from cairn.runtime.keyed_operator import OperatorSpec, Timings
 from cairn.runtime.operator_kinds import PROCESS, operator_kind
@@ -38,7 +39,6 @@ from cairn.state import codec, working_store
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
-from cairn.state.timers import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.history import open_history
 from cairn.storage.manifest_store import Runs, create_identity, load_identity

@@ -25,28 +25,14 @@ from cairn.runtime.row_values import python_values
 from cairn.runtime.tagged_outputs import SideSpec
 from cairn.runtime.task import run_task
 from cairn.snapshots.compact_task import compact_range
+from cairn.state.codec import ARROW_SCALARS
 from cairn.storage.filesystem import FileSystem
-
-_SCALARS = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
 
 
 def arrow_type(dtype: DataType) -> pa.DataType:
     """The Arrow type in which Spark hands a column of this type to a task."""
-    if dtype.ddl in _SCALARS:
-        return _SCALARS[dtype.ddl]
+    if dtype.ddl in ARROW_SCALARS:
+        return ARROW_SCALARS[dtype.ddl]
     if dtype.ddl.startswith("decimal("):
         precision, scale = dtype.ddl[8:-1].split(",")
         return pa.decimal128(int(precision), int(scale))

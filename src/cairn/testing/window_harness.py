@@ -13,15 +13,13 @@ from cairn.model.ddl import as_type, parse_columns
 from cairn.model.descriptors import Time
 from cairn.model.functions import AggregateFunction
 from cairn.model.output_tags import OutputTag
-from cairn.model.types import DataType, Types
+from cairn.model.types import EPOCH_UTC, DataType, Types
 from cairn.model.windows import Trigger, WindowAssigner
 from cairn.runtime.operator_kinds import WINDOW
 from cairn.runtime.windowing.aggregate_operator import START_COLUMN, WindowAggregate, result_type
 from cairn.runtime.windowing.window_plan import WindowPlan
 from cairn.testing.keyed_harness import KeyedProcessHarness
 from cairn.testing.local_cluster import Shuffle, arrow_schema
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class WindowHarness(KeyedProcessHarness):
@@ -83,7 +81,7 @@ class WindowHarness(KeyedProcessHarness):
     @staticmethod
     def at(ms: int) -> dt.datetime:
         """A moment, so many milliseconds after 1970."""
-        return _EPOCH + dt.timedelta(milliseconds=ms)
+        return EPOCH_UTC + dt.timedelta(milliseconds=ms)
 
 
 class WindowAggregateHarness(KeyedProcessHarness):
@@ -143,7 +141,7 @@ class WindowAggregateHarness(KeyedProcessHarness):
             moment = given[self._moment]
             starts: list[Any] = [None]
             if moment is not None:
-                ms = (moment - _EPOCH) // dt.timedelta(milliseconds=1)
+                ms = (moment - EPOCH_UTC) // dt.timedelta(milliseconds=1)
                 starts = [WindowHarness.at(w.start) for w in self._assigner.assign_windows(None, ms, None)]
             super().push(*[(*given, start) for start in starts])
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
+from cairn.model.ddl import INTEGER_TYPES
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.types import DataType
 from cairn.quantities import shell_word
@@ -39,7 +40,6 @@ KEYS_PER_GROUP = 10
 """Skew is told from so many keys for a key group on."""
 _SHOWN = 500
 _HIDDEN = "(hidden)"
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class StateSummary(msgspec.Struct, frozen=True):
@@ -214,7 +214,7 @@ def _typed(dtype: DataType, text: str) -> Any:
     import decimal
 
     try:
-        if dtype.ddl in _INTEGERS:
+        if dtype.ddl in INTEGER_TYPES:
             return int(text)
         if dtype.ddl in ("float", "double"):
             return float(text)

@@ -28,23 +28,24 @@ from cairn.view.job_view import JobView, is_savepoint
 from cairn.view.vertex_documents import plan as plan_of
 from cairn.web import rest_documents, rest_vertices
 from cairn.web.job_catalogue import Catalogue
-from cairn.web.problems import Problem
+from cairn.web.problems import MEDIA, Problem
 from cairn.web.rest_disposal import Disposals, allowed_savepoint
+from cairn.web.rest_documents import ID_PATTERN
 from cairn.web.rest_triggers import Triggers, allowed_target
 from cairn.web.web_options import WebOptions
 
 Document = dict[str, Any]
-JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Id of the job.")]
-Uid = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Uid of the operator.")]
+JobId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of the job.")]
+Uid = Annotated[str, Path(pattern=ID_PATTERN, description="Uid of the operator.")]
 StateName = Annotated[str, Path(min_length=1, max_length=200, description="Name of the state.")]
-TriggerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Id of the request.")]
+TriggerId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of the request.")]
 Number = Annotated[int, Path(ge=0, le=2**53, description="Number of the checkpoint.")]
 KeyText = Annotated[
     str, Query(min_length=1, max_length=2000, description="The key; separate several columns with commas.")
 ]
 Chosen = Annotated[int | None, Query(ge=1, le=2**53, description="Number of a checkpoint; the newest by default.")]
 PROBLEMS: dict[int | str, Document] = {
-    status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
+    status: {"model": Problem, "description": text, "content": {MEDIA: {}}}
     for status, text in {
         400: "it cannot be understood", 401: "the token is missing", 403: "not allowed", 404: "not found",
         405: "not that way", 408: "it came too slowly", 409: "it cannot be done now", 413: "too large",

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$")]
+from cairn.storage import layout
+
+ID_PATTERN = f"^{layout.SAFE_NAME}$"
+Id = Annotated[str, Field(pattern=ID_PATTERN)]
 
 JobOverview = TypedDict(
     "JobOverview",

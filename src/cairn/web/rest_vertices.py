@@ -13,11 +13,12 @@ from cairn.view.job_graph import Vertex
 from cairn.view.job_reader import unevenness
 from cairn.view.job_view import JobView
 from cairn.web.job_catalogue import Catalogue
+from cairn.web.rest_documents import ID_PATTERN
 
 Document = dict[str, Any]
 Values = Mapping[str, int | float | str]
-JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Id of the job.")]
-VertexId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="An id of the plan.")]
+JobId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of the job.")]
+VertexId = Annotated[str, Path(pattern=ID_PATTERN, description="An id of the plan.")]
 Subtask = Annotated[int, Path(ge=0, lt=32768, description="The subtask's number.")]
 Get = Annotated[str, Query(max_length=2000, description="Names of metrics, with commas; none for a list of them.")]
 Agg = Annotated[str, Query(max_length=100, description="Any of min, max, avg, sum, skew; all if there is none.")]

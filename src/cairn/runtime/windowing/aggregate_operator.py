@@ -16,17 +16,18 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.errors import InternalError, UserFunctionError
-from cairn.model.ddl import parse_type
+from cairn.model.ddl import INTEGER_TYPES, parse_type
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
 from cairn.model.manifest import NO_WATERMARK, EpochContext
 from cairn.model.output_tags import OutputTag
+from cairn.model.state_names import EVENT_TIMERS
 from cairn.runtime.aggregations import check_sums, extreme
 from cairn.runtime.batches import KeyedChunk
 from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator, Timings
 from cairn.runtime.state_registry import StateRegistry, VectorTable
 from cairn.runtime.tagged_outputs import TaggedBuilder
 from cairn.state.codec import KeyCodec
-from cairn.state.timers import EVENT_TIMERS, BulkTimers
+from cairn.state.timers import BulkTimers
 from cairn.storage.state_file import ARROW_STORAGE
 
 if TYPE_CHECKING:
@@ -35,14 +36,13 @@ if TYPE_CHECKING:
 START_COLUMN = "window_start"
 END_COLUMN = "window_end"
 AGGREGATES = ("sum", "min", "max", "count", "avg")
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 _Ints = np.ndarray[Any, Any]
 
 
 def result_type(kind: str, column: str) -> tuple[str, str]:
     """How values of a column's type are kept, and the type of the aggregate."""
-    stored = "bigint" if kind == "count" or column in _INTEGERS else "double"
+    stored = "bigint" if kind == "count" or column in INTEGER_TYPES else "double"
     return stored, "double" if kind == "avg" else stored
 
 

@@ -17,6 +17,7 @@ from cairn.model.manifest import NO_WATERMARK
 from cairn.model.output_tags import OutputTag
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import Function
+from cairn.model.types import EPOCH_UTC
 from cairn.model.windows import (
     MAX_TIME,
     CountWindow,
@@ -30,8 +31,6 @@ from cairn.model.windows import (
 from cairn.runtime.map_functions import checked_rows
 from cairn.runtime.windowing.window_contents import Contents, MergingWindows, WindowTimers, checked_window, contents_of
 from cairn.runtime.windowing.window_state import NoWindowState, Numbers, Scope, WindowStates
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class WindowOperator(KeyedProcessFunction):
@@ -300,7 +299,7 @@ class WindowedValue(ProcessWindowFunction[Any, Any, Any, Any]):
 
 
 def _moment(ms: int) -> dt.datetime:
-    return _EPOCH + dt.timedelta(milliseconds=ms)
+    return EPOCH_UTC + dt.timedelta(milliseconds=ms)
 
 
 class ColumnAggregate(AggregateFunction):
