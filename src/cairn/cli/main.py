@@ -18,6 +18,7 @@ from cairn.cli.common import arranged, set_logging, told_as_error
 from cairn.cli.completion import job_names, snapshot_paths
 from cairn.cli.output import QUIET_VARIABLE, ExitCode, Output, exit_code
 from cairn.cli.state_commands import add_to
+from cairn.config.settings import CONFIG_VARIABLE, DEFAULT_ADDRESS, DEFAULT_PORT
 from cairn.errors import CairnError
 
 app = typer.Typer(
@@ -162,7 +163,6 @@ def _job_options(
 ) -> dict[str, Any]:
     """The configuration that a script is run with."""
     from cairn.cli.run_command import job_config, parse_settings
-    from cairn.config.settings import CONFIG_VARIABLE
 
     if job.startswith("-"):
         _refuse_option(job)
@@ -317,13 +317,13 @@ def ui(
     ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port, or the next free port.")
-    ] = 8081,
+    ] = DEFAULT_PORT,
     address: Annotated[
         str,
         typer.Option(
             "--bind", metavar="ADDRESS", help="Address to listen on; one other than loopback requires --token."
         ),
-    ] = "127.0.0.1",
+    ] = DEFAULT_ADDRESS,
     token: Annotated[
         str | None,
         typer.Option(
@@ -398,7 +398,6 @@ def doctor(
     """Check that this machine can run jobs."""
     from cairn.cli.doctor import clean_stores, configured, run_doctor
     from cairn.cli.run_command import job_config
-    from cairn.config.settings import CONFIG_VARIABLE
 
     config = job_config(parallelism=None, master=None, settings={}, inherited=os.environ.get(CONFIG_VARIABLE))
     default_data, default_local = configured(config)

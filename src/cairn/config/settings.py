@@ -12,6 +12,9 @@ CONFIG_VARIABLE = "CAIRN_CONFIG"
 DEFAULT_DIRECTORY = "./cairn-data"
 MAX_INLINE = 1 << 20
 MIN_CHECKPOINT_MS = 10
+DEFAULT_ADDRESS = "127.0.0.1"
+DEFAULT_PORT = 8081
+"""Where the web page is served, by the driver and by `cairn ui`."""
 MODES = ("EXACTLY_ONCE", "AT_LEAST_ONCE")
 RETENTIONS = ("NO_EXTERNALIZED_CHECKPOINTS", "DELETE_ON_CANCELLATION", "RETAIN_ON_CANCELLATION")
 STORAGES = ("filesystem", "jobmanager")
@@ -82,8 +85,8 @@ class WebSettings:
     """The server in the driver (docs/web.md). An empty token is made up at every start."""
 
     enabled: bool = True
-    address: str = "127.0.0.1"
-    port: int = 8081
+    address: str = DEFAULT_ADDRESS
+    port: int = DEFAULT_PORT
     token: str = ""
     hosts: tuple[str, ...] = ()
     read_only: bool = False

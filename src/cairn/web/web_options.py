@@ -7,14 +7,15 @@ import secrets
 from dataclasses import dataclass, field
 
 from cairn.config import WebSettings
+from cairn.config.settings import DEFAULT_ADDRESS, DEFAULT_PORT
 from cairn.errors import InvalidInputError
 from cairn.view.state_browser import Masks
 
 
 @dataclass(frozen=True)
 class WebOptions:
-    address: str = "127.0.0.1"
-    port: int = 8081
+    address: str = DEFAULT_ADDRESS
+    port: int = DEFAULT_PORT
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     hosts: tuple[str, ...] = ()
     read_only: bool = False
@@ -40,7 +41,7 @@ def options_of(settings: WebSettings) -> WebOptions:
     if not is_loopback(settings.address) and not settings.token:
         raise InvalidInputError(
             f"rest.bind-address {settings.address} is reachable from other machines, so the web page requires a token: "
-            "set cairn.web.token, or leave the address at 127.0.0.1",
+            f"set cairn.web.token, or leave the address at {DEFAULT_ADDRESS}",
             option="rest.bind-address",
         )
     if settings.token and len(settings.token) < 16:
