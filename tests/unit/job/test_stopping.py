@@ -1,4 +1,4 @@
-"""The gate between epochs, stopping with a savepoint, notes of stops that died, claims, sources found again."""
+"""The gate between epochs, stopping with a savepoint, notes of stops that died, claims."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from tests.support.savepoint_lab import World
 from tests.support.stopping_lab import Loop, served, stopped
 
 from cairn.coordinator.pending_checkpoint import SavepointOrder
-from cairn.errors import CheckpointFailedError, IncompatibleStateError, InvalidInputError
+from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
 from cairn.restore.claims import release_claims
-from cairn.restore.source_logs import StoredSources, copy_sources, lost_files, rearranged
-from cairn.restore.source_matching import TICKS, again, folders, match_sources
 from cairn.spark.savepoint_writer import savepoint_path
 from cairn.storage.filesystem import LocalFileSystem
 
@@ -168,98 +166,6 @@ def test_claims(tmp_path: Path) -> None:
     assert files.list("claims") == []
     with pytest.raises(InvalidInputError, match="cannot be claimed"):
         restored(checkpoint_of(tmp_path / "a"), tmp_path / "d", shape, claim_mode="CLAIM")
-
-
-ENTRY = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":5,"conf":{}}'
-
-
-@pytest.mark.parametrize(
-    ("stored", "wanted", "found"),
-    [
-        (["F[a]", "rate"], ["F[a]", "rate"], [0, 1]),
-        (["F[a]", "rate"], ["rate", "F[a]"], [1, 0]),
-        (["F[a]"], ["F[a]", TICKS], [0, None]),
-        (["F[a]", TICKS], ["F[a]"], [0]),
-        (["F[a]", TICKS], ["rate", "F[a]", TICKS], [None, 0, 1]),
-        (["F[a]"], ["F[moved]"], [0]),
-        (["F[a]", "F[b]"], ["F[b]", "F[c]"], [1, 0]),
-        (["F[a]", "F[a]"], ["F[a]", "F[a]"], [0, 1]),
-        (["F[a]", "kafka"], ["F[a]"], [0]),
-        (["F[a]", again(0), "rate"], ["rate", "F[a]"], [2, 0]),
-        (["F[a]"], ["F[a]", again(0)], [0, 0]),
-        (["rate", "F[a]", again(1)], ["F[moved]", again(0), "rate", again(2), TICKS], [1, 1, 0, 0, None]),
-    ],
-)
-def test_sources_are_found_again_by_what_they_read(stored: list[str], wanted: list[str], found: list[Any]) -> None:
-    plan = match_sources(stored, len(stored), wanted)
-    assert [match.stored for match in plan.matches] == found
-    entry = "\n".join([ENTRY, *(f'"p{n}"' for n in range(len(stored)))])
-    lines = rearranged(entry, plan, 0).split("\n")[2:]
-    assert lines == ["-" if n is None else f'"p{n}"' for n in found]
-
-
-def test_sources_of_a_snapshot_that_says_nothing_of_them() -> None:
-    assert [m.stored for m in match_sources([], 2, ["a", "b"]).matches] == [0, 1]
-    assert [m.stored for m in match_sources([], 1, ["a", TICKS]).matches] == [0, None]
-    assert [m.stored for m in match_sources([], 2, ["a"]).matches] == [0]
-    assert [m.stored for m in match_sources([], 0, ["a", "b"]).matches] == [None, None]
-    with pytest.raises(IncompatibleStateError, match=r"1 source\(s\).*the job has 3"):
-        match_sources([], 1, ["a", "b", "c"])
-    assert match_sources(["F[a]"], 1, ["rate"]).notes == [
-        "source 0 (rate) is new and starts at its beginning",
-        "source 0 (F[a]) of the snapshot is gone, and its position with it",
-    ]
-    empty = rearranged("", match_sources([], 0, ["a"]), 77)
-    assert empty.split("\n")[2:] == ["-"]
-    assert json.loads(empty.split("\n")[1])["batchTimestampMs"] == 77
-
-
-def test_a_source_that_is_read_twice_has_one_folder(tmp_path: Path) -> None:
-    assert folders(["a", again(0), "b", again(2), again(9), again(1)], 6) == [0, 0, 1, 1, 2, 3]
-    assert folders([], 2) == [0, 1]
-    for folder in (0, 1):
-        (tmp_path / "sources" / str(folder)).mkdir(parents=True)
-        for number in range(folder + 1):
-            told = {"path": f"file://{tmp_path}/{folder}-{number}", "timestamp": 1, "batchId": number}
-            (tmp_path / "sources" / str(folder) / str(number)).write_text(f"v1\n{json.dumps(told)}")
-    entry = ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":1}'
-    names = ["F[a]", again(0), "F[b]"]
-
-    def copied(target: str, wanted: list[str] | None) -> list[str]:
-        plan = None if wanted is None else match_sources(names, 3, wanted)
-        copy_sources(StoredSources(str(tmp_path / "sources"), entry, names), str(tmp_path / target), plan, 10)
-        return sorted(
-            p.relative_to(tmp_path / target).as_posix() for p in (tmp_path / target).rglob("*") if p.is_file()
-        )
-
-    assert copied("same", None) == ["0/0", "1/0", "1/1"]
-    assert copied("turned", ["F[b]", again(0), "F[a]"]) == ["0/0", "0/1", "1/0"]
-    assert copied("one", ["F[b]"]) == ["0/0", "0/1"]
-    first = ENTRY + '\n{"logOffset":0}\n{"logOffset":0}\n{"logOffset":0}'
-    assert lost_files(StoredSources(str(tmp_path / "sources"), first, names)) == [f"file://{tmp_path}/1-1"]
-    assert match_sources(["F[a]"], 1, ["x", again(0), "F[a]"]).notes == [
-        "source 0 (x) is new and starts at its beginning"
-    ]
-
-
-def test_files_that_were_read_since_and_are_gone(tmp_path: Path) -> None:
-    """J8."""
-    log = tmp_path / "sources" / "0"
-    log.mkdir(parents=True)
-    for number in range(4):
-        (tmp_path / f"in {number}").write_text("rows")
-        told = {"path": f"file://{tmp_path}/in%20{number}", "timestamp": 1, "batchId": number}
-        (log / str(number)).write_text(f"v1\n{json.dumps(told)}")
-    stored = StoredSources(str(tmp_path / "sources"), ENTRY + '\n{"logOffset":1}')
-    assert lost_files(stored) == []
-    (tmp_path / "in 0").unlink()
-    assert lost_files(stored) == [], "read before: not needed"
-    (tmp_path / "in 3").unlink()
-    assert lost_files(stored) == [f"file://{tmp_path}/in%203"]
-    copy_sources(stored, str(tmp_path / "copy"), match_sources(["F"], 1, ["x", "F"]), 10)
-    assert sorted(p.relative_to(tmp_path / "copy").as_posix() for p in (tmp_path / "copy").rglob("[0-9]")) == [
-        "1", "1/0", "1/1",
-    ]  # fmt: skip
 
 
 def test_the_end_of_time_fires_every_timer_also_those_of_its_own_rows(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from cairn.restore.claims import claim, release_claims
 from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.restored_epoch import next_epoch
-from cairn.restore.source_matching import match_sources, source_name
 from cairn.restore.start_request import StartRequest
 from cairn.restore.state_move import LocalMover
 from cairn.snapshots.restorable import find
@@ -33,68 +31,6 @@ from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import Runs, load_identity
 from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint, verify
 from cairn.testing.keyed_harness import UID
-
-
-@pytest.mark.parametrize(
-    ("stored", "wanted", "found", "noted"),
-    [
-        (["rate{10}", "rate{1}"], ["rate{1}", "rate{10}"], [1, 0], ""),
-        (["rate{10}"], ["rate{1}"], [0], "other options, but the only one like it"),
-        (["rate", "rate"], ["rate{10}", "rate{1}"], [0, 1], "in this order"),
-        (
-            ["rate{1}", "rate{1}"],
-            ["rate{1}", "rate{1}"],
-            [0, 1],
-            "give each a name of its own",
-        ),
-        (["rate{10}"], ["rate{1}", "rate{10}"], [None, 0], "is new"),
-        (["FileSource[file:///in/]{a}"], ["FileSource[/in]{b}"], [0], ""),
-        (["FileSource[/a]"], ["FileSource[/b]", "FileSource[/a]"], [None, 0], "is new"),
-    ],
-)
-def test_sources_of_one_kind_are_told_apart(stored: list[str], wanted: list[str], found: list[Any], noted: str) -> None:
-    plan = match_sources(stored, len(stored), wanted)
-    assert [match.stored for match in plan.matches] == found
-    assert plan.problems == ()
-    assert bool(plan.notes) == bool(noted)
-    assert re.search(noted, " ".join(plan.notes))
-
-
-@pytest.mark.parametrize(
-    ("stored", "wanted", "why"),
-    [
-        (["rate{10}", "rate{1}"], ["rate{2}", "rate{3}"], "nothing tells which from which"),
-        (["rate{1}"], ["rate{1}", "rate{1}"], "nothing tells which from which"),
-        (["rate{1}", "rate{1}"], ["rate{1}"], r"source 0 \(rate\{1\}\), source 1 \(rate\{1\}\) of the snapshot"),
-        (["rate"], ["rate{1}", "rate{2}"], "before the next snapshot"),
-        (["FileSource[/old]"], ["FileSource[/new]"], "every file would be read again"),
-        (["FileSource[/old]{a}", "rate"], ["rate", "FileSource[/new]{a}"], "let it be read under its old path"),
-    ],
-)
-def test_sources_that_could_be_mixed_up_are_refused(stored: list[str], wanted: list[str], why: str) -> None:
-    """Positions must not be swapped, and a directory that was moved must not be read again in silence."""
-    plan = match_sources(stored, len(stored), wanted)
-    assert len(plan.problems) == 1
-    assert re.search(why, plan.problems[0])
-    assert "--allow-non-restored-state" in plan.problems[0]
-    dropped = match_sources(stored, len(stored), wanted, drop=True)
-    assert dropped.problems == ()
-    assert all(match.stored is None for match in dropped.matches if match.name != "rate")
-    assert any("is new and starts at its beginning" in note for note in dropped.notes)
-    assert any("of the snapshot is gone" in note for note in dropped.notes)
-
-
-def test_names_of_sources() -> None:
-    ten, one = source_name("rate", {"rowsPerBatch": "10"}), source_name("rate", {"rowsPerBatch": "1"})
-    assert ten != one
-    assert ten == source_name("rate", {"rowsperbatch": "10", "fs.s3a.secret.key": "x"}), "no secrets, no case"
-    assert source_name("kafka", {"subscribe": "a", "kafka.bootstrap.servers": "x"}) == source_name(
-        "kafka", {"subscribe": "a", "kafka.bootstrap.servers": "y", "maxOffsetsPerTrigger": "5"}
-    )
-    assert source_name("kafka", {"subscribe": "a"}) != source_name("kafka", {"subscribe": "b"})
-    assert source_name("FileSource[/in]", {"path": "/in"}) == "FileSource[/in]"
-    assert source_name("rate", {"cairn.source": "orders", "rowsPerBatch": "1"}) == "rate{orders}"
-    assert source_name("cairn-script-71-3", {}) == "cairn-script"
 
 
 def claimed_and_cut_off(tmp_path: Path) -> tuple[str, JobShape, LocalFileSystem]:
