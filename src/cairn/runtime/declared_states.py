@@ -11,11 +11,11 @@ import msgspec
 from cairn.errors import CairnError, InvalidInputError
 from cairn.model.descriptors import ListStateDescriptor, StateDescriptor, StateKind
 from cairn.model.evolution import StateDeclaration, paths
-from cairn.model.manifest import BROADCAST, StateSpec
+from cairn.model.manifest import BROADCAST, LIST, UNION, StateSpec
 from cairn.model.process_functions import CheckpointedFunction
 from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.operator_kinds import operator_kind
-from cairn.runtime.operator_state import LIST, UNION, spec_of_operator_state
+from cairn.runtime.operator_state import spec_of_operator_state
 from cairn.runtime.state_registry import spec_of
 from cairn.state.key_slots import no_current_key
 from cairn.state.type_conversion import pack_default

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.coordinator_lab import manifest
