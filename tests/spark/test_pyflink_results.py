@@ -35,7 +35,7 @@ ship(__name__)
 def as_written(lab: Lab, parallelism: int = 2) -> StreamExecutionEnvironment:
     """An environment without a trigger, as PyFlink's programs have it."""
     env = lab.env(parallelism)
-    env._trigger = {}
+    env.definition.trigger = {}
     return env
 
 

@@ -235,7 +235,7 @@ def test_late_rows_of_a_join_have_an_output_also_if_nobody_reads_it(lab: Lab) ->
     late = OutputTag("late", "key string, seq bigint, amount bigint, at timestamp")
     pairs = timed.key_by("key").interval_join(timed.key_by("key")).between(0, 5).side_output_right_late_data(late)
     made = pairs.process(NoPairs(), "n int", uid="pairs")
-    assert env._functions["pairs"].sides == [late]
+    assert env.definition.functions["pairs"].sides == [late]
     assert made.get_side_output(late).df.columns == ["key", "seq", "amount", "at"]
 
 

@@ -124,7 +124,7 @@ def test_10_windows(lab: Lab) -> None:
         "tumbling": times.window(TumblingEventTimeWindows.of(Time.milliseconds(5))).process(
             CountWindowProcessFunction(), COUNTED, uid="w7"
         ),
-        "all": times._stream.window_all(TumblingEventTimeWindows.of(Time.milliseconds(10))).process(
+        "all": times.stream.window_all(TumblingEventTimeWindows.of(Time.milliseconds(10))).process(
             CountAll(), "first bigint, last bigint, n bigint", uid="w8"
         ),
     }  # fmt: skip

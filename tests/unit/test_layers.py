@@ -66,6 +66,18 @@ INNER_CLASSES = {"Context", "OnTimerContext", "ReadOnlyContext"}
 PYFLINK_PAIRS = {"TimeWindow", "GlobalWindow", "Trigger"}
 """PyFlink has a window and an assigner of these names, or a base class that others are named after."""
 
+PYFLINK_METHODS = {
+    "api/checkpoint_config.py: CheckpointConfig",
+    "api/data_stream.py: DataStream",
+    "api/environment.py: StreamExecutionEnvironment",
+    "api/keyed_stream.py: KeyedStream",
+    "api/windowed_stream.py: WindowedStream",
+}
+"""Classes that have the methods of PyFlink's class of the same name, because programs call them. Only their private
+methods and their attributes count."""
+LATE_IMPORTS = {"api/job_handle.py: cairn.view.plots"}
+"""Plots need matplotlib, which is not installed everywhere."""
+
 
 def rank(layer: str) -> int:
     return next(number for number, layers in enumerate(LAYERS) if layer in layers)
@@ -101,6 +113,19 @@ def test_heavy_libraries_are_imported_in_their_places_only() -> None:
             if places is not None and not name.startswith(places):
                 wrong.append(f"{name} imports {imported}")
     assert wrong == []
+
+
+def test_only_a_stream_that_returns_another_one_is_imported_late() -> None:
+    late = set()
+    for name, path in modules():
+        if name.startswith(("api/", "spark/")):
+            for _, function in functions(ast.parse(path.read_text())):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("cairn.api."):
+                        late.add(f"{name}: {node.module}")
+                    elif isinstance(node, ast.Import):
+                        late |= {f"{name}: {alias.name}" for alias in node.names}
+    assert late == LATE_IMPORTS
 
 
 def test_no_two_modules_have_the_same_name() -> None:
@@ -176,6 +201,8 @@ def test_classes_have_one_job() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+                of_pyflink = f"{name}: {node.name}" in PYFLINK_METHODS
+                counted = [method for method in methods if private(method.name) or not of_pyflink]
                 attributes = {
                     target.attr
                     for method in methods
@@ -186,7 +213,7 @@ def test_classes_have_one_job() -> None:
                     and isinstance(target.value, ast.Name)
                     and target.value.id == "self"
                 }
-                if len(methods) > MAX_METHODS or len(attributes) > MAX_ATTRIBUTES:
+                if len(counted) > MAX_METHODS or len(attributes) > MAX_ATTRIBUTES:
                     large.add(f"{name}: {node.name}")
     assert large == LARGE_CLASSES
 
@@ -227,12 +254,8 @@ def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.Functio
 
 
 MANY_PARAMETERS: set[str] = {
-    "api/connected_streams.py: two_input_operator",
-    "api/interval_join.py: _interval",
-    "api/interval_join.py: join",
     "api/job_handle.py: JobHandle.__init__",
     "api/job_handle.py: JobHandle._attach",
-    "api/keyed_stream.py: KeyedStream._operator",
     "cli/job_commands.py: stop_job",
     "cli/main.py: _job_options",
     "cli/main.py: doctor",
@@ -255,7 +278,6 @@ MANY_PARAMETERS: set[str] = {
     "runtime/batch_operator.py: BatchOperator.__init__",
     "runtime/keyed_operator.py: ProcessOperator.__init__",
     "runtime/windowing/aggregate_operator.py: WindowAggregateOperator.__init__",
-    "spark/operator_plan.py: two_inputs",
     "spark/run_wiring.py: make_coordinator",
     "state/working_store.py: _Opener.__init__",
     "state/working_store.py: open_store",
@@ -266,13 +288,8 @@ MANY_PARAMETERS: set[str] = {
     "testing/window_harness.py: WindowHarness.__init__",
 }
 LARGE_CLASSES: set[str] = {
-    "api/checkpoint_config.py: CheckpointConfig",
-    "api/data_stream.py: DataStream",
-    "api/environment.py: StreamExecutionEnvironment",
     "api/job_handle.py: JobHandle",
-    "api/keyed_stream.py: KeyedStream",
     "api/savepoint.py: Savepoint",
-    "api/windowed_stream.py: WindowedStream",
     "connectors/jdbc.py: JdbcSink",
     "connectors/kafka.py: KafkaSink",
     "coordinator/checkpoint_coordinator.py: CheckpointCoordinator",

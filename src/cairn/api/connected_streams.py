@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 
-from cairn.api.data_stream import DataStream, Declared, Key, function_name, is_function_key, slug
+from cairn.api.data_stream import DataStream, Key, check_same_job, function_name, is_function_key
 from cairn.api.keyed_stream import KeyedStream
 from cairn.errors import InvalidInputError
 from cairn.model.descriptors import MapStateDescriptor
@@ -22,16 +22,10 @@ from cairn.model.simple_functions import CoFlatMapFunction, CoMapFunction
 from cairn.model.types import DataType
 from cairn.runtime.map_functions import CoSimple
 from cairn.runtime.operator_kinds import BROADCAST, CO
-from cairn.runtime.operator_spec import InputSpec, OperatorSpec
-from cairn.spark.operator_plan import (
-    arrow_schema_of,
-    check_pickles,
-    event_time_of,
-    output_type_of,
-    run_operator,
-    two_inputs,
-)
+from cairn.spark.operator_request import OperatorRequest, add_two_input_operator
+from cairn.spark.output_types import Declared, output_type_of
 from cairn.spark.plan_checks import refuse_native_state
+from cairn.spark.stream_joins import check_same_keys
 
 Side = DataStream | KeyedStream
 
@@ -59,7 +53,7 @@ class BroadcastStream(PyFlinkNames):
 def connect(first: Side, second: Any) -> ConnectedStreams | BroadcastConnectedStream:
     """Connect two streams. Both are keyed, or neither is; a broadcast one connects to either."""
     if isinstance(second, BroadcastStream):
-        _same_job(first, second.stream)
+        check_same_job(first, second.stream, "connect")
         return BroadcastConnectedStream(first, second)
     if not isinstance(second, (DataStream, KeyedStream)):
         raise InvalidInputError(f"connect takes a stream or a broadcast stream, not {type(second).__name__}")
@@ -68,13 +62,8 @@ def connect(first: Side, second: Any) -> ConnectedStreams | BroadcastConnectedSt
             "connect: one of the two streams is keyed and the other is not; key both, or connect them first and call "
             "key_by(...) on the result"
         )
-    _same_job(first, second)
+    check_same_job(first, second, "connect")
     return ConnectedStreams(first, second)
-
-
-def _same_job(first: Side, second: Side) -> None:
-    if first.env is not second.env:
-        raise InvalidInputError("connect: the streams belong to two environments, that is, to two jobs")
 
 
 class ConnectedStreams:
@@ -85,7 +74,7 @@ class ConnectedStreams:
         self._first = first
         self._second = second
         if isinstance(first, KeyedStream) and isinstance(second, KeyedStream):
-            check_same_keys(first, second)
+            check_same_keys(first.input, second.input)
 
     def key_by(
         self,
@@ -121,31 +110,30 @@ class ConnectedStreams:
                 f"{type(func).__name__}"
             )
         timers = keyed and getattr(type(func), "on_timer", None) is not KeyedCoProcessFunction.on_timer
-        return two_input_operator(
-            self._first, self._second, func, output_type, uid, name or type(func).__name__, CO, timers
-        )
+        output = output_type_of(output_type)
+        request = OperatorRequest(func, output, uid, name or type(func).__name__, CO, timers)
+        return with_two_inputs(self._first, self._second, request)
 
     def map(
         self, func: CoMapFunction, output_type: Declared, uid: str | None = None, name: str | None = None
     ) -> DataStream:
         """One value out for every value of either stream."""
-        return self._simple("map", func, CoMapFunction, output_type, uid, name)
+        return self._apply("map", func, CoMapFunction, output_type, uid, name)
 
     def flat_map(
         self, func: CoFlatMapFunction, output_type: Declared, uid: str | None = None, name: str | None = None
     ) -> DataStream:
         """Any number of values out for every value of either stream."""
-        return self._simple("flat_map", func, CoFlatMapFunction, output_type, uid, name)
+        return self._apply("flat_map", func, CoFlatMapFunction, output_type, uid, name)
 
-    def _simple(
+    def _apply(
         self, kind: str, func: Any, wanted: type[Any], output_type: Declared, uid: str | None, name: str | None
     ) -> DataStream:
         if not isinstance(func, wanted):
             raise InvalidInputError(f"{kind} on connected streams takes a {wanted.__name__}, not {type(func).__name__}")
         label = name or function_name(func)
-        return two_input_operator(
-            self._first, self._second, CoSimple(kind, func, uid or label), output_type, uid, label, CO, False
-        )
+        request = OperatorRequest(CoSimple(kind, func, uid or label), output_type_of(output_type), uid, label, CO)
+        return with_two_inputs(self._first, self._second, request)
 
 
 def _keyed(stream: DataStream, key: Any, key_type: str | DataType | None) -> KeyedStream:
@@ -186,58 +174,14 @@ class BroadcastConnectedStream:
                 "the broadcast stream has no state: give broadcast(...) at least one MapStateDescriptor"
             )
         timers = keyed and getattr(type(func), "on_timer", None) is not KeyedBroadcastProcessFunction.on_timer
-        return two_input_operator(
-            self._first, self._second.stream, func, output_type, uid, name or type(func).__name__, BROADCAST, timers,
-            self._second.descriptors,
+        request = OperatorRequest(
+            func, output_type_of(output_type), uid, name or type(func).__name__, BROADCAST, timers,
+            broadcast=self._second.descriptors,
         )  # fmt: skip
+        return with_two_inputs(self._first, self._second.stream, request)
 
 
-def check_same_keys(first: KeyedStream, second: KeyedStream) -> None:
-    types = [[dtype.ddl for _, dtype in side._key_types] for side in (first, second)]
-    if types[0] != types[1]:
-        raise InvalidInputError(
-            f"the two streams have keys of different types, ({', '.join(types[0])}) and ({', '.join(types[1])}); equal "
-            "keys must have equal types: cast a column, as in key_by(F.col('id').cast('bigint'))"
-        )
-
-
-def two_input_operator(
-    first: Side, second: Side, function: Any, output_type: Declared, uid: str | None, name: str, kind: str,
-    timers: bool, broadcast: tuple[MapStateDescriptor, ...] = (),
-) -> DataStream:  # fmt: skip
-    """Add an operator with two inputs. Keyed if the first one is; the second one then is, too, unless broadcast."""
-    env = first.env
-    claimed = env._claim_uid(uid, slug(name), "operator")
-    check_pickles(function, claimed)
-    parallelism, groups = env._parallelism()
-    output = output_type_of(output_type)
-    streams = [side._stream if isinstance(side, KeyedStream) else side for side in (first, second)]
-    for stream in streams:
-        refuse_native_state(stream.df)
-    schemas = [side.schema if isinstance(side, KeyedStream) else side.df.schema for side in (first, second)]
-    keys: list[tuple[str, str]] = []
-    key_types: tuple[tuple[str, str], ...] = ()
-    if isinstance(first, KeyedStream):
-        others = second._key_names if isinstance(second, KeyedStream) else first._key_names
-        keys = list(zip(first._key_names, others, strict=True))
-        key_types = first._stored_key_types()
-    spec = OperatorSpec(
-        uid=claimed, name=name, function=function, vectorised=False, parallelism=parallelism, max_parallelism=groups,
-        key_columns=tuple(range(len(keys))), key_types=key_types, columns=tuple(schemas[0].names),
-        output=arrow_schema_of(output.schema), event_time=event_time_of(schemas[0]), backend=env._settings.backend,
-        kind=kind, bare_in=streams[0].bare, bare_out=output.bare,
-        second=InputSpec(tuple(schemas[1].names), event_time_of(schemas[1]), streams[1].bare), broadcast=broadcast,
-    )  # fmt: skip
-
-    def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
-        inputs = [
-            side._with_keys(frame) if isinstance(side, KeyedStream) else frame
-            for side, frame in zip((first, second), frames, strict=True)
-        ]
-        names = (schemas[0].names, schemas[1].names)
-        now = env._settled(spec)
-        shuffled = two_inputs(inputs[0], inputs[1], keys, names, parallelism, now.max_parallelism, bool(broadcast))
-        return run_operator(now, shuffled, output.schema, tagged, sides, env._acks())
-
-    env._add_operator(spec, timers)
-    return streams[0]._function(claimed, [stream.node for stream in streams], make, output.bare)
+def with_two_inputs(first: Side, second: Side, request: OperatorRequest) -> DataStream:
+    """Add an operator that reads both streams. Returns its main output."""
+    node = add_two_input_operator(first.env.definition, request, first.input, second.input)
+    return DataStream(first.env, node, request.output.bare)

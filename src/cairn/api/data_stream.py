@@ -5,45 +5,32 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructField, StructType
 
 from cairn.api.results import CloseableIterator, Collect, DataStreamSink, PrintToStdout
-from cairn.api.sinks import BaseSink
+from cairn.api.sinks import BaseSink, TableSink
 from cairn.errors import InvalidInputError
+from cairn.job.job_directory import driver_directory
 from cairn.model.ddl import as_type
-from cairn.model.descriptors import Time
+from cairn.model.descriptors import MapStateDescriptor, Time
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.output_tags import OutputTag
 from cairn.model.process_functions import CheckpointedFunction, ProcessFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, KeySelector, MapFunction
 from cairn.model.types import DataType
-from cairn.runtime.batches import GROUP_COLUMN
-from cairn.runtime.map_functions import SimpleSpec, method_of
+from cairn.model.windows import WindowAssigner
+from cairn.runtime.map_functions import method_of
 from cairn.runtime.operator_kinds import PLAIN
-from cairn.runtime.operator_spec import OperatorSpec
 from cairn.spark.event_time import checked_watermark, refuse_no_time, refuse_second_watermark, with_watermark
-from cairn.spark.operator_plan import (
-    OutputType,
-    arrow_schema_of,
-    check_pickles,
-    event_time_of,
-    group_by_partition,
-    output_type_of,
-    plain_names,
-    raw_schema,
-    run_operator,
-    side_schema,
-    side_specs,
-    to_subtasks,
-)
+from cairn.spark.operator_request import OperatorRequest, add_function, add_operator, side_output
+from cairn.spark.output_types import Declared, OutputType, output_type_of
 from cairn.spark.plan_checks import refuse_native_state
-from cairn.spark.stream_graph import FrameNode, FunctionNode, Node, OutputNode, SqlNode, functions_of
-from cairn.spark.worker_tasks import SimpleTask
+from cairn.spark.stream_graph import Node, OutputNode, SqlNode, functions_of
+from cairn.spark.stream_input import KEY_PREFIX, StreamInput, event_time_of
 from cairn.state.codec import check_key_type
 
 if TYPE_CHECKING:
@@ -51,14 +38,6 @@ if TYPE_CHECKING:
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.keyed_stream import KeyedStream
     from cairn.api.windowed_stream import AllWindowedStream
-    from cairn.model.descriptors import MapStateDescriptor
-    from cairn.model.windows import WindowAssigner
-
-KEY_PREFIX = "__cairn_key_"
-"""What the names of columns begin with that hold computed keys."""
-
-Declared = str | DataType | StructType
-"""An output type: Spark DDL, `Types.*`, or a Spark StructType."""
 
 Key = str | Column | KeySelector | Callable[[Any], Any]
 """What rows are keyed by: the name of a column, an expression, or a Python function of an element."""
@@ -71,21 +50,20 @@ class DataStream(PyFlinkNames):
     and runs the operator once.
     """
 
-    def __init__(
-        self, env: StreamExecutionEnvironment, df: DataFrame | None = None, node: Node | None = None, bare: bool = False
-    ) -> None:
+    def __init__(self, env: StreamExecutionEnvironment, node: Node, bare: bool = False) -> None:
         self.env = env
+        self.node = node
         self.bare = bare
         """Functions are given the values of the only column rather than rows."""
-        if node is None:
-            if df is None:
-                raise InvalidInputError("a stream needs a DataFrame")
-            node = FrameNode(df)
-        self.node = node
 
     @property
     def df(self) -> DataFrame:
         return self.node.frame()
+
+    @property
+    def input(self) -> StreamInput:
+        """The stream as operators read it."""
+        return StreamInput(self.node, self.bare)
 
     def key_by(self, *keys: Key | DataType, key_type: str | DataType | None = None) -> KeyedStream:
         """Partition by columns (names) or expressions (Spark columns). Rows with equal keys share their state.
@@ -101,23 +79,10 @@ class DataStream(PyFlinkNames):
             key_type = keys[-1]
             keys = keys[:1]
         if len(keys) == 1 and is_function_key(keys[0]):
-            return KeyedStream(self._with_selected(keys[0], key_type), (f"{KEY_PREFIX}0",))
+            return KeyedStream(_with_key(self, keys[0], key_type), (f"{KEY_PREFIX}0",))
         if key_type is not None:
             raise InvalidInputError("key_by: key_type is the type of what a Python function gives; columns have theirs")
         return KeyedStream(self, tuple(_checked_key(key) for key in keys))
-
-    def _with_selected(self, func: Any, key_type: str | DataType | None) -> DataStream:
-        """The stream with one more column, which a function computes."""
-        if key_type is None:
-            raise InvalidInputError(
-                "key_by with a function needs the type of its keys, as in key_by(f, key_type=Types.STRING()): pickled "
-                "keys would be told apart by their bytes, which differ between equal objects"
-            )
-        dtype = as_type(key_type)
-        check_key_type("of the function", dtype)
-        key = output_type_of(dtype).schema.fields[0].dataType
-        schema = StructType([*self.df.schema.fields, StructField(f"{KEY_PREFIX}0", key)])
-        return self._simple("key", func, OutputType(schema, self.bare), None, f"key by {function_name(func)}")
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         """Apply any Spark SQL that keeps no state: `stream.transform(lambda df: df.filter("amount > 0"))`.
@@ -140,21 +105,14 @@ class DataStream(PyFlinkNames):
         if event_time_of(made.schema) >= 0 and event_time_of(self.df.schema) < 0:
             _refuse_behind_windows(node, "transform")
         refuse_second_watermark(made, "transform")
-        return DataStream(self.env, node=node)
+        return DataStream(self.env, node)
 
     def with_watermark(self, column: str, delay: Time | str) -> DataStream:
         """Event time: the column that has it, and how far behind the newest a row may be without being late.
 
         The same as Spark's `df.withWatermark(column, delay)`.
         """
-        return self._with_watermark(column, delay, "with_watermark")
-
-    def _with_watermark(self, column: Any, delay: Any, call: str) -> DataStream:
-        name, threshold = checked_watermark(self.df.schema, column, delay, call)
-        node = SqlNode([self.node], lambda df: with_watermark(df, name, threshold, call))
-        _refuse_behind_windows(node, call)
-        refuse_second_watermark(node.frame(), call)
-        return DataStream(self.env, node=node, bare=self.bare)
+        return add_watermark(self, column, delay, "with_watermark")
 
     def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
         """Windows over all rows of the stream, whatever their key. One subtask does all the work."""
@@ -170,8 +128,7 @@ class DataStream(PyFlinkNames):
         for other in streams:
             if not isinstance(other, DataStream):
                 raise InvalidInputError(f"union takes streams, not {type(other).__name__}")
-            if other.env is not self.env:
-                raise InvalidInputError("union: the streams belong to two environments, that is, to two jobs")
+            check_same_job(self, other, "union")
             theirs = other.df.schema
             if [(f.name, f.dataType) for f in theirs.fields] != [(f.name, f.dataType) for f in mine.fields]:
                 raise InvalidInputError(
@@ -180,13 +137,13 @@ class DataStream(PyFlinkNames):
                 )
 
         def together(*frames: DataFrame) -> DataFrame:
-            made = frames[0]
+            united = frames[0]
             for frame in frames[1:]:
-                made = made.union(frame)
-            return made
+                united = united.union(frame)
+            return united
 
         node = SqlNode([self.node, *[other.node for other in streams]], together)
-        return DataStream(self.env, node=node, bare=self.bare and all(other.bare for other in streams))
+        return DataStream(self.env, node, self.bare and all(other.bare for other in streams))
 
     def map(
         self,
@@ -196,13 +153,13 @@ class DataStream(PyFlinkNames):
         name: str | None = None,
     ) -> DataStream:
         """Turn every element into one of `output_type`; without that, into one of the stream's own type."""
-        return self._simple("map", func, output_type, uid, name)
+        return self._apply("map", func, output_type, uid, name)
 
     def filter(
         self, func: FilterFunction | Callable[[Any], bool], uid: str | None = None, name: str | None = None
     ) -> DataStream:
         """Keep the elements for which the function says true."""
-        return self._simple("filter", func, None, uid, name)
+        return self._apply("filter", func, None, uid, name)
 
     def flat_map(
         self,
@@ -212,30 +169,12 @@ class DataStream(PyFlinkNames):
         name: str | None = None,
     ) -> DataStream:
         """Turn every element into any number of elements of `output_type` (of the stream's own type without that)."""
-        return self._simple("flat_map", func, output_type, uid, name)
+        return self._apply("flat_map", func, output_type, uid, name)
 
-    def _simple(
-        self, kind: str, func: Any, declared: Declared | OutputType | None, uid: str | None, name: str | None
-    ) -> DataStream:
+    def _apply(self, kind: str, func: Any, declared: Declared | None, uid: str | None, name: str | None) -> DataStream:
         check_simple(kind, func)
-        label = name or function_name(func)
-        claimed = self.env._claim_uid(uid, slug(label), kind)
-        check_pickles(func, claimed)
-        if isinstance(declared, OutputType):
-            output = declared
-        else:
-            output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
-        spec = SimpleSpec(
-            uid=claimed, kind=kind, function=func, columns=tuple(self.df.columns),
-            output=arrow_schema_of(output.schema), parallelism=self.env.get_parallelism(), bare_in=self.bare,
-            bare_out=output.bare,
-        )  # fmt: skip
-
-        def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
-            told = replace(spec, tagged=tagged, sides=side_specs(sides)) if tagged else spec
-            return plain_names(frames[0]).mapInArrow(SimpleTask(told), raw_schema(output.schema, tagged, sides))
-
-        return self._function(claimed, [self.node], make, output.bare, label)
+        output = output_type_of(declared) if declared is not None else OutputType(self.df.schema, self.bare)
+        return _with_function(self, OperatorRequest(func, output, uid, name or function_name(func), kind))
 
     def process(
         self,
@@ -254,30 +193,8 @@ class DataStream(PyFlinkNames):
             raise InvalidInputError(
                 f"process on a stream without key takes a ProcessFunction, not {type(given).__name__}{hint}"
             )
-        refuse_native_state(self.df)
-        env = self.env
-        label = name or type(func).__name__
-        claimed = env._claim_uid(uid, slug(label), "operator")
-        check_pickles(func, claimed)
-        parallelism, groups = env._parallelism()
         output = output_type_of(output_type)
-        schema = self.df.schema
-        spec = OperatorSpec(
-            uid=claimed, name=label, function=func, vectorised=False, parallelism=parallelism, max_parallelism=groups,
-            key_columns=(), key_types=(), columns=tuple(schema.names), output=arrow_schema_of(output.schema),
-            event_time=event_time_of(schema), backend=env._settings.backend, kind=PLAIN, bare_in=self.bare,
-            bare_out=output.bare,
-        )  # fmt: skip
-
-        def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
-            now = env._settled(spec)
-            group = group_by_partition(parallelism, now.max_parallelism)
-            rows = plain_names(frames[0]).withColumn(GROUP_COLUMN, group)
-            shuffled = to_subtasks(rows, parallelism, now.max_parallelism)
-            return run_operator(now, shuffled, output.schema, tagged, sides, env._acks())
-
-        env._add_operator(spec, False)
-        return self._function(claimed, [self.node], make, output.bare)
+        return with_operator(self, OperatorRequest(func, output, uid, name or type(func).__name__, PLAIN))
 
     @overload
     def connect(self, other: DataStream) -> ConnectedStreams: ...
@@ -295,10 +212,6 @@ class DataStream(PyFlinkNames):
 
         return BroadcastStream(self, descriptors)
 
-    def _function(self, uid: str, parents: list[Node], make: Any, bare: bool, label: str = "") -> DataStream:
-        node = self.env._functions[uid] = FunctionNode(uid, parents, make, self.env.get_parallelism(), label)
-        return DataStream(self.env, node=node.main, bare=bare)
-
     def get_side_output(self, output_tag: OutputTag) -> DataStream:
         """The values that the operator of this stream puts out to a side output."""
         if not isinstance(output_tag, OutputTag):
@@ -308,17 +221,7 @@ class DataStream(PyFlinkNames):
                 f"this stream is not the output of an operator, so there is no side output '{output_tag.tag_id}' of "
                 "it; call get_side_output on what process(...), map(...) or another operator returned"
             )
-        function = self.node.function
-        for number, known in enumerate(function.sides, 1):
-            if known == output_tag:
-                if known.ddl != output_tag.ddl:
-                    raise InvalidInputError(
-                        f"operator '{function.uid}': the side output '{known.tag_id}' has type ({known.ddl}) already "
-                        f"and cannot also have type ({output_tag.ddl})"
-                    )
-                return DataStream(self.env, node=function.outputs[number], bare=known.bare)
-        side_schema(output_tag)  # fails here if Spark does not know the type
-        return DataStream(self.env, node=function.add_side(output_tag), bare=output_tag.bare)
+        return DataStream(self.env, side_output(self.node, output_tag), output_tag.bare)
 
     def sink_to(self, sink: BaseSink, uid: str | None = None) -> DataStreamSink:
         """Write the stream to a sink when the job runs."""
@@ -330,8 +233,12 @@ class DataStream(PyFlinkNames):
         if sink.uid:
             raise InvalidInputError(f"this {type(sink).__name__} is attached already; make one sink per stream")
         refuse_native_state(self.df)
-        sink.uid = self.env._claim_uid(uid, f"sink-{sink.kind}", "sink")
-        self.env._add_sink(self, sink)
+        job = self.env.definition
+        sink.uid = job.claim_uid(uid, f"sink-{sink.kind}", "sink")
+        tables = [attached.sink.name for attached in job.sinks if isinstance(attached.sink, TableSink)]
+        if isinstance(sink, TableSink) and sink.name in tables:
+            raise InvalidInputError(f"the table '{sink.name}' has a sink already; give this one another name")
+        job.add_sink(self.node, sink)
         return DataStreamSink(sink)
 
     def add_sink(self, sink_func: BaseSink, uid: str | None = None) -> DataStreamSink:
@@ -361,20 +268,63 @@ class DataStream(PyFlinkNames):
         list. Without a name the job is kept in a temporary directory and starts anew in every program; with one it is
         kept like every other, and goes on where it stopped.
         """
-        return self._execute_and_collect(job_execution_name, limit)
+        return execute_and_collect(self, job_execution_name, limit)
 
-    def _execute_and_collect(self, job_execution_name: str | None, limit: int | None) -> CloseableIterator | list[Any]:
-        if limit is not None and limit < 1:
-            raise InvalidInputError(f"execute_and_collect: limit must be 1 or more, not {limit}")
-        env = self.env
-        sink = Collect(self.bare)
-        self.sink_to(sink, uid="collect")
-        job = env._execute_once("collect") if job_execution_name is None else env.execute_async(job_execution_name)
-        elements = CloseableIterator(job, sink)
-        if limit is None:
-            return elements
-        with elements:
-            return list(itertools.islice(elements, limit))
+
+def with_operator(stream: DataStream | KeyedStream, request: OperatorRequest) -> DataStream:
+    """Add an operator that reads the stream. Returns its main output."""
+    node = add_operator(stream.env.definition, request, stream.input)
+    return DataStream(stream.env, node, request.output.bare)
+
+
+def _with_function(stream: DataStream, request: OperatorRequest) -> DataStream:
+    """Add a function without state that reads the stream. Returns its main output."""
+    node = add_function(stream.env.definition, request, stream.input)
+    return DataStream(stream.env, node, request.output.bare)
+
+
+def execute_and_collect(stream: DataStream, name: str | None, limit: int | None) -> CloseableIterator | list[Any]:
+    """`DataStream.execute_and_collect`, for any limit."""
+    if limit is not None and limit < 1:
+        raise InvalidInputError(f"execute_and_collect: limit must be 1 or more, not {limit}")
+    sink = Collect(stream.bare)
+    stream.sink_to(sink, uid="collect")
+    if name is None:
+        stream.env.definition.change(directory=driver_directory())
+    elements = CloseableIterator(stream.env.execute_async("collect" if name is None else name), sink)
+    if limit is None:
+        return elements
+    with elements:
+        return list(itertools.islice(elements, limit))
+
+
+def add_watermark(stream: DataStream, column: Any, delay: Any, call: str) -> DataStream:
+    """The stream with event time, for the method `call`."""
+    name, threshold = checked_watermark(stream.df.schema, column, delay, call)
+    node = SqlNode([stream.node], lambda df: with_watermark(df, name, threshold, call))
+    _refuse_behind_windows(node, call)
+    refuse_second_watermark(node.frame(), call)
+    return DataStream(stream.env, node, stream.bare)
+
+
+def check_same_job(first: DataStream | KeyedStream, second: DataStream | KeyedStream, call: str) -> None:
+    if first.env is not second.env:
+        raise InvalidInputError(f"{call}: the streams belong to two environments, that is, to two jobs")
+
+
+def _with_key(stream: DataStream, func: Any, key_type: str | DataType | None) -> DataStream:
+    """The stream with one more column, which a function computes."""
+    if key_type is None:
+        raise InvalidInputError(
+            "key_by with a function needs the type of its keys, as in key_by(f, key_type=Types.STRING()): pickled "
+            "keys would be told apart by their bytes, which differ between equal objects"
+        )
+    dtype = as_type(key_type)
+    check_key_type("of the function", dtype)
+    key = output_type_of(dtype).schema.fields[0].dataType
+    output = OutputType(StructType([*stream.df.schema.fields, StructField(f"{KEY_PREFIX}0", key)]), stream.bare)
+    check_simple("key", func)
+    return _with_function(stream, OperatorRequest(func, output, None, f"key by {function_name(func)}", "key"))
 
 
 def _refuse_behind_windows(node: Node, call: str) -> None:
@@ -420,7 +370,3 @@ def check_simple(kind: str, func: Any) -> None:
 def function_name(func: Any) -> str:
     """What a function is called where users see it."""
     return re.sub(r"^<lambda>$", "lambda", str(getattr(func, "__name__", type(func).__name__)))
-
-
-def slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "operator"

@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, MapType, NumericType, StructType
-from pyspark.sql.types import DataType as SparkType
 
-from cairn.api.data_stream import KEY_PREFIX, DataStream, Declared, Key, check_simple, function_name, slug
+from cairn.api.data_stream import (
+    DataStream,
+    Key,
+    check_same_job,
+    check_simple,
+    execute_and_collect,
+    function_name,
+    with_operator,
+)
 from cairn.api.results import CloseableIterator, DataStreamSink
 from cairn.api.sinks import BaseSink
 from cairn.errors import InvalidInputError
-from cairn.model.ddl import INTEGER_TYPES, as_type, parse_type
+from cairn.model.assigners import CountSlidingWindowAssigner, CountTumblingWindowAssigner
+from cairn.model.ddl import INTEGER_TYPES, as_type
+from cairn.model.descriptors import Time
 from cairn.model.functions import KeyedProcessFunction, ReduceFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.simple_functions import FilterFunction, FlatMapFunction, MapFunction
-from cairn.model.types import DataType, Types
+from cairn.model.types import DataType
+from cairn.model.windows import WindowAssigner
 from cairn.runtime.aggregations import RunningAggregate
-from cairn.runtime.batches import GROUP_COLUMN
 from cairn.runtime.map_functions import KeyedSimple
-from cairn.runtime.operator_spec import OperatorSpec
 from cairn.runtime.reduce_function import Accumulate, Reduce
-from cairn.spark.operator_plan import (
-    OutputType,
-    arrow_schema_of,
-    check_pickles,
-    event_time_of,
-    group_of,
-    output_type_of,
-    plain_names,
-    run_operator,
-    to_subtasks,
-)
+from cairn.spark.operator_request import OperatorRequest
+from cairn.spark.output_types import Declared, OutputType, output_type_of
 from cairn.spark.plan_checks import refuse_native_state
-from cairn.state.codec import check_key_type
+from cairn.spark.stream_graph import SqlNode
+from cairn.spark.stream_input import StreamInput, key_columns, shown_name
+from cairn.spark.stream_joins import JoinRequest, add_join
 from cairn.storage import layout
 
 if TYPE_CHECKING:
     from cairn.api.connected_streams import BroadcastConnectedStream, BroadcastStream, ConnectedStreams
     from cairn.api.interval_join import IntervalJoin
     from cairn.api.windowed_stream import AllWindowedStream, WindowedStream
-    from cairn.model.descriptors import Time
-    from cairn.model.windows import WindowAssigner
 
 _UNORDERED = (ArrayType, MapType, StructType)
 
@@ -56,80 +53,20 @@ class KeyedStream(PyFlinkNames):
     """A stream partitioned by key. Operators on it have keyed state and timers."""
 
     def __init__(self, stream: DataStream, keys: tuple[str | Column, ...]) -> None:
-        self.env = stream.env
-        self._stream = stream
-        self._keys = keys
-        df = stream.df
-        refuse_native_state(df)
-        if not df.isStreaming:
+        refuse_native_state(stream.df)
+        if not stream.df.isStreaming:
             raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
-        self._user_columns = [name for name in df.columns if not name.startswith(KEY_PREFIX)]
-        if GROUP_COLUMN in self._user_columns:
-            raise InvalidInputError(f"the column name {GROUP_COLUMN} is taken by cairn")
-        self._key_names: list[str] = []
-        hidden: list[Column] = []
-        for number, key in enumerate(keys):
-            if isinstance(key, str):
-                self._key_names.append(key if key.startswith(KEY_PREFIX) else self._column_name(key))
-            elif isinstance(key, Column):
-                name = f"{KEY_PREFIX}{number}"
-                hidden.append(key.alias(name))
-                self._key_names.append(name)
-            else:
-                raise InvalidInputError(f"a key is a column name or a Spark column, not {type(key).__name__}")
-        self._hidden = hidden
-        try:
-            self._df = self._with_keys(df)
-        except AnalysisException as error:
-            told = (str(error).splitlines() or [""])[0]
-            raise InvalidInputError(
-                f"key_by: Spark cannot compute the key: {told} The stream has {', '.join(self._user_columns)}"
-            ) from error
-        self._key_types: list[tuple[str, DataType]] = []
-        for name in self._key_names:
-            declared = self._df.schema[name].dataType
-            try:
-                dtype = parse_type(declared.simpleString())
-            except InvalidInputError:
-                dtype = DataType(declared.simpleString(), as_type("binary").storage, _never, _never)
-            check_key_type(name, dtype)
-            self._key_types.append((_shown(name), dtype))
+        self.env = stream.env
+        self.stream = stream
+        """The stream in front of `key_by`; with the key in a column, if a function computes it."""
+        self.key = key_columns(stream.df, keys)
+        self.input = StreamInput(stream.node, stream.bare, self.key)
+        """The stream as operators read it."""
 
     @property
     def schema(self) -> StructType:
         """The columns of the rows that functions are given."""
-        return StructType([field for field in self._stream.df.schema.fields if field.name in self._user_columns])
-
-    def _with_keys(self, df: DataFrame) -> DataFrame:
-        """The stream's rows with the columns of key expressions."""
-        return df.select("*", *self._hidden) if self._hidden else df
-
-    def _column_name(self, given: Any, call: str = "key_by") -> str:
-        """The column that a name or position means. Names are matched as in Spark: without regard to case unless it is
-        configured otherwise.
-        """
-        names = self._user_columns
-        if isinstance(given, int) and not isinstance(given, bool):
-            if not 0 <= given < len(names):
-                raise InvalidInputError(
-                    f"{call}: there is no column at position {given}; the stream has {len(names)}, counted from 0: "
-                    f"{', '.join(names)}"
-                )
-            return names[given]
-        if not isinstance(given, str):
-            raise InvalidInputError(
-                f"{call} takes the name or the position of a column, not {type(given).__name__}; the stream has "
-                f"{', '.join(names)}"
-            )
-        if given in names:
-            return given
-        alike = [name for name in names if name.lower() == given.lower()]
-        if len(alike) == 1:
-            return alike[0]
-        purpose = "to key by" if call == "key_by" else f"for {call}"
-        raise InvalidInputError(
-            f"there is no column '{given}' {purpose}; the stream has {', '.join(names)}", column=given
-        )
+        return self.input.schema
 
     def process(
         self,
@@ -142,7 +79,8 @@ class KeyedStream(PyFlinkNames):
         if not isinstance(func, KeyedProcessFunction):
             raise InvalidInputError(f"process takes a KeyedProcessFunction, not {type(func).__name__}")
         timers = type(func).on_timer is not KeyedProcessFunction.on_timer
-        return self._operator(func, output_type, uid, name or type(func).__name__, timers=timers)
+        output = output_type_of(output_type)
+        return with_operator(self, OperatorRequest(func, output, uid, name or type(func).__name__, timers=timers))
 
     @overload
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...
@@ -156,12 +94,10 @@ class KeyedStream(PyFlinkNames):
 
     def _rows(self) -> DataStream:
         """The stream without its keys."""
-        names = [F.col(f"`{name}`") for name in self._user_columns]
-        if len(names) == len(self._stream.df.columns):
-            return self._stream
-        rows = self._stream.transform(lambda df: df.select(*names))
-        rows.bare = self._stream.bare
-        return rows
+        names = [F.col(f"`{name}`") for name in self.schema.names]
+        if len(names) == len(self.stream.df.columns):
+            return self.stream
+        return DataStream(self.env, SqlNode([self.stream.node], lambda df: df.select(*names)), self.stream.bare)
 
     def key_by(self, *keys: Key | DataType, key_type: str | DataType | None = None) -> KeyedStream:
         """The same rows by another key."""
@@ -187,7 +123,7 @@ class KeyedStream(PyFlinkNames):
         self, job_execution_name: str | None = None, limit: int | None = None
     ) -> CloseableIterator | list[Any]:
         """Execute the job and iterate over the rows, as `DataStream.execute_and_collect` does."""
-        return self._rows()._execute_and_collect(job_execution_name, limit)
+        return execute_and_collect(self._rows(), job_execution_name, limit)
 
     def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
         """Windows over all rows, whatever their key."""
@@ -215,9 +151,11 @@ class KeyedStream(PyFlinkNames):
         join over all rows, or over those younger than `ttl` in processing time. A column of the other side whose
         name this side has gets `_right` behind it.
         """
-        from cairn.api.interval_join import join
-
-        return join(self, other, how, between, ttl, uid, name)
+        if not isinstance(other, KeyedStream):
+            raise InvalidInputError(f"join takes a keyed stream, not {type(other).__name__}: call key_by(...) on it")
+        check_same_job(self, other, "join")
+        request = JoinRequest(how, between, ttl, uid, name or "Join")
+        return DataStream(self.env, add_join(self.env.definition, request, self.input, other.input))
 
     def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream:
         """Group the rows of each key into windows: `.window(TumblingEventTimeWindows.of(Time.minutes(1))).sum("v")`."""
@@ -227,8 +165,6 @@ class KeyedStream(PyFlinkNames):
 
     def count_window(self, size: int, slide: int = 0) -> WindowedStream:
         """Windows of so many rows of a key; with `slide`, a new one begins every so many rows."""
-        from cairn.model.assigners import CountSlidingWindowAssigner, CountTumblingWindowAssigner
-
         return self.window(CountSlidingWindowAssigner(size, slide) if slide else CountTumblingWindowAssigner(size))
 
     def process_batch(
@@ -252,7 +188,8 @@ class KeyedStream(PyFlinkNames):
             if ddl == "pickle" or "<" in ddl:
                 raise InvalidInputError(f"state '{state}': process_batch keeps scalar types only, not {ddl}")
         label = name or str(getattr(func, "__name__", type(func).__name__))
-        return self._operator(func, output_type, uid, label, vectorised=True, states=declared)
+        output = output_type_of(output_type)
+        return with_operator(self, OperatorRequest(func, output, uid, label, vectorised=True, states=declared))
 
     def map(
         self,
@@ -262,13 +199,13 @@ class KeyedStream(PyFlinkNames):
         name: str | None = None,
     ) -> DataStream:
         """As `DataStream.map`, but the function may have keyed state: it gets the handles in `open`."""
-        return self._simple("map", func, output_type, uid, name)
+        return self._apply("map", func, output_type, uid, name)
 
     def filter(
         self, func: FilterFunction | Callable[[Any], bool], uid: str | None = None, name: str | None = None
     ) -> DataStream:
         """As `DataStream.filter`, but the function may have keyed state."""
-        return self._simple("filter", func, None, uid, name)
+        return self._apply("filter", func, None, uid, name)
 
     def flat_map(
         self,
@@ -278,13 +215,17 @@ class KeyedStream(PyFlinkNames):
         name: str | None = None,
     ) -> DataStream:
         """As `DataStream.flat_map`, but the function may have keyed state."""
-        return self._simple("flat_map", func, output_type, uid, name)
+        return self._apply("flat_map", func, output_type, uid, name)
 
-    def _simple(self, kind: str, func: Any, declared: Declared | None, uid: str | None, name: str | None) -> DataStream:
+    def _apply(self, kind: str, func: Any, declared: Declared | None, uid: str | None, name: str | None) -> DataStream:
         check_simple(kind, func)
         label = name or function_name(func)
-        own = OutputType(self.schema, self._stream.bare)
-        return self._operator(KeyedSimple(kind, func, uid or label), own if declared is None else declared, uid, label)
+        output = self._own_type() if declared is None else output_type_of(declared)
+        return with_operator(self, OperatorRequest(KeyedSimple(kind, func, uid or label), output, uid, label))
+
+    def _own_type(self) -> OutputType:
+        """The stream's own type, as an output type."""
+        return OutputType(self.schema, self.stream.bare)
 
     def reduce(
         self,
@@ -295,16 +236,8 @@ class KeyedStream(PyFlinkNames):
         """Combine the rows of each key, two at a time; emits the combined row after every row."""
         if not isinstance(func, ReduceFunction) and not callable(func):
             raise InvalidInputError("reduce takes a ReduceFunction or a function of two rows")
-        schema = self.schema
-        own = OutputType(schema, self._stream.bare)
-        return self._operator(Reduce(func, self._row_type().ddl), own, uid, name or "Reduce")
-
-    def _row_type(self) -> DataType:
-        """The type of the stream's elements, as state keeps them."""
-        fields = [(f.name, parse_type(f.dataType.simpleString())) for f in self.schema.fields]
-        if self._stream.bare:
-            return fields[0][1]
-        return Types.ROW_NAMED([name for name, _ in fields], [dtype for _, dtype in fields])
+        function = Reduce(func, self.input.row_type().ddl)
+        return with_operator(self, OperatorRequest(function, self._own_type(), uid, name or "Reduce"))
 
     def sum(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
         """The running sum of a column per key, for every row. Nulls do not count.
@@ -336,7 +269,7 @@ class KeyedStream(PyFlinkNames):
 
     def _accumulate(self, kind: str, column: str | int, uid: str | None, name: str | None) -> DataStream:
         """A reduction of whole rows by a column, as PyFlink has it."""
-        column = self._column_name(column, kind)
+        column = self.input.column_name(column, kind)
         declared = self.schema[column].dataType
         if not isinstance(declared, NumericType) and (kind == "sum" or isinstance(declared, _UNORDERED)):
             wanted = "numbers" if kind == "sum" else "values that have an order"
@@ -344,93 +277,20 @@ class KeyedStream(PyFlinkNames):
                 f"{kind}: column '{column}' has type {declared.simpleString()}, and {kind} takes {wanted}; use reduce"
             )
         place = self.schema.names.index(column)
-        return self.reduce(Accumulate(kind, place, self._stream.bare), uid, name or kind.title().replace("_", ""))
+        return self.reduce(Accumulate(kind, place, self.stream.bare), uid, name or kind.title().replace("_", ""))
 
     def _aggregate(self, kind: str, column: str | int | None, uid: str | None, name: str | None) -> DataStream:
         if isinstance(column, int):
             return self._accumulate(kind, column, uid, name)
         result = "bigint"
         if column is not None:
-            column, ddl = self._number_column(kind, column)
+            column, ddl = self.input.number_column(column, kind)
             result = "bigint" if ddl in INTEGER_TYPES else "double"
-        keys = tuple(self._key_names)
-        shown = [_shown(key) for key in keys]
-        output = ", ".join(f"`{key}` {dtype.ddl}" for key, (_, dtype) in zip(shown, self._key_types, strict=True))
-        function = RunningAggregate(kind, column or "", kind, keys, tuple(shown), kind)
-        return self._operator(
-            function, f"{output}, `{kind}` {result}", uid, name or kind.capitalize(),
+        keys = self.key.names
+        columns = "".join(f"`{name}` {ddl}, " for name, ddl in self.key.types)
+        function = RunningAggregate(kind, column or "", kind, keys, tuple(map(shown_name, keys)), kind)
+        request = OperatorRequest(
+            function, output_type_of(f"{columns}`{kind}` {result}"), uid, name or kind.capitalize(),
             vectorised=True, states=((kind, result),), with_keys=True,
         )  # fmt: skip
-
-    def _number_column(self, kind: str, column: str | int) -> tuple[str, str]:
-        """A column that can be aggregated, as the stream calls it, and its type."""
-        column = self._column_name(column, kind)
-        declared: SparkType = self._df.schema[column].dataType
-        ddl = declared.simpleString()
-        if not isinstance(declared, NumericType) or ddl.startswith("decimal"):
-            raise InvalidInputError(
-                f"{kind}('{column}'): the column has type {ddl}; {kind} takes whole or floating-point numbers "
-                "(cast the column, or use reduce or process)"
-            )
-        return column, ddl
-
-    def _operator(
-        self,
-        function: Any,
-        output_type: Declared | OutputType,
-        uid: str | None,
-        name: str,
-        vectorised: bool = False,
-        states: tuple[tuple[str, str], ...] = (),
-        timers: bool = False,
-        with_keys: bool = False,
-        kind: str = "process",
-    ) -> DataStream:
-        """Add an operator with keyed state: `kind` names what runs the function (`runtime/operator_kinds.py`)."""
-        env = self.env
-        claimed = env._claim_uid(uid, slug(name), "operator")
-        check_pickles(function, claimed)
-        parallelism, groups = env._parallelism()
-        output = output_type if isinstance(output_type, OutputType) else output_type_of(output_type)
-        columns = self._df.columns
-        spec = OperatorSpec(
-            uid=claimed,
-            name=name,
-            function=function,
-            vectorised=vectorised,
-            parallelism=parallelism,
-            max_parallelism=groups,
-            key_columns=tuple(columns.index(key) for key in self._key_names),
-            key_types=self._stored_key_types(),
-            columns=tuple(columns if with_keys else self._user_columns),
-            output=arrow_schema_of(output.schema),
-            event_time=event_time_of(self._df.schema),
-            backend=env._settings.backend,
-            states=states,
-            kind=kind,
-            bare_in=self._stream.bare and not vectorised,
-            bare_out=output.bare,
-        )
-
-        def make(frames: Any, tagged: bool, sides: Any) -> DataFrame:
-            now = env._settled(spec)
-            df = plain_names(self._with_keys(frames[0]))
-            keys = [df.columns[place] for place in now.key_columns]
-            rows = df.withColumn(GROUP_COLUMN, group_of(keys, now.max_parallelism))
-            shuffled = to_subtasks(rows, parallelism, now.max_parallelism)
-            return run_operator(now, shuffled, output.schema, tagged, sides, env._acks())
-
-        env._add_operator(spec, timers)
-        return self._stream._function(claimed, [self._stream.node], make, output.bare)
-
-    def _stored_key_types(self) -> tuple[tuple[str, str], ...]:
-        return tuple((shown, dtype.ddl) for shown, dtype in self._key_types)
-
-
-def _shown(name: str) -> str:
-    """Key expressions are called key_0, key_1, ... where users see them."""
-    return re.sub(r"^__cairn_", "", name)
-
-
-def _never(value: Any) -> Any:
-    raise InvalidInputError("this type cannot be a key")
+        return with_operator(self, request)

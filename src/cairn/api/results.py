@@ -21,7 +21,7 @@ from cairn.connectors.sink_base import BaseSink
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import row_columns
-from cairn.spark.operator_plan import arrow_schema_of
+from cairn.spark.output_types import arrow_schema_of
 from cairn.text import one_line
 
 _POLL_SECONDS = 0.1

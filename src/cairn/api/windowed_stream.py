@@ -8,7 +8,7 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cairn.api.data_stream import DataStream, Declared
+from cairn.api.data_stream import DataStream, with_operator
 from cairn.api.keyed_stream import KeyedStream
 from cairn.errors import InvalidInputError
 from cairn.model.assigners import TimeWindows, millis
@@ -30,8 +30,10 @@ from cairn.runtime.operator_kinds import WINDOW
 from cairn.runtime.windowing.aggregate_operator import END_COLUMN, START_COLUMN, WindowAggregate, result_type
 from cairn.runtime.windowing.window_operator import WindowOperator
 from cairn.runtime.windowing.window_plan import WindowPlan
-from cairn.spark.operator_plan import OutputType, event_time_of, output_type_of
+from cairn.spark.operator_request import OperatorRequest
+from cairn.spark.output_types import Declared, OutputType, output_type_of
 from cairn.spark.stream_graph import OutputNode
+from cairn.spark.stream_input import event_time_of
 
 _AnyWindowFunction = (
     ProcessWindowFunction[Any, Any, Any, Any]
@@ -46,9 +48,8 @@ class WindowedStream(PyFlinkNames):
 
     def __init__(self, keyed: KeyedStream, assigner: WindowAssigner[Any, Any]) -> None:
         self._keyed = keyed
-        stream = keyed._stream
-        self._event_time = event_time_of(stream.df.schema)
-        self._plan = WindowPlan(assigner, self._event_time >= 0, keyed._row_type().ddl)
+        self._event_time = event_time_of(keyed.stream.df.schema)
+        self._plan = WindowPlan(assigner, self._event_time >= 0, keyed.input.row_type().ddl)
 
     # Settings.
 
@@ -80,10 +81,9 @@ class WindowedStream(PyFlinkNames):
     ) -> DataStream:
         """Combine the rows of a window, two at a time. With a window function, that is given the one combined row."""
         operator = self._plan.reduce(reduce_function, window_function)
-        stream = self._keyed._stream
         if output_type is None and window_function is not None:
             raise InvalidInputError("reduce: the window function needs an output_type")
-        own = OutputType(self._keyed.schema, stream.bare)
+        own = OutputType(self._keyed.schema, self._keyed.stream.bare)
         return self._run(operator, own if output_type is None else output_type, uid, name or "WindowReduce")
 
     def aggregate(
@@ -148,14 +148,14 @@ class WindowedStream(PyFlinkNames):
 
     def _key_output(self) -> str:
         """The key columns in the output of aggregations, as DDL that ends with a comma."""
-        return "".join(f"`{name}` {ddl}, " for name, ddl in self._keyed._stored_key_types())
+        return "".join(f"`{name}` {ddl}, " for name, ddl in self._keyed.key.types)
 
     def _aggregate(self, kind: str, column: str | int | None, uid: str | None, name: str | None) -> DataStream:
         keyed = self._keyed
-        stream = keyed._stream
+        stream = keyed.stream
         place, ddl = -1, "bigint"
         if column is not None:
-            column, ddl = keyed._number_column(kind, column)
+            column, ddl = keyed.input.number_column(column, kind)
             place = stream.df.columns.index(column)
         stored, result = result_type(kind, ddl)
         label = name or f"Window{kind.capitalize()}"
@@ -164,7 +164,7 @@ class WindowedStream(PyFlinkNames):
         assigner = self._plan.assigner
         with_zone = self._event_time >= 0 and stream.df.schema[self._event_time].dataType.simpleString() == "timestamp"
         if not (self._plan.columnar and isinstance(assigner, TimeWindows) and with_zone and self._key_output()):
-            keys = len(keyed._key_names) if self._key_output() else 0
+            keys = len(keyed.key.names) if self._key_output() else 0
             return self._run(self._plan.column(kind, place, stream.bare, stored, keys), output, uid, label)
         if START_COLUMN in stream.df.columns:
             raise InvalidInputError(
@@ -173,16 +173,16 @@ class WindowedStream(PyFlinkNames):
             )
         moment = stream.df.schema[self._event_time].name
         timed = stream.transform(lambda df: _with_start(df, moment, assigner.size, assigner.slide, assigner.offset))
-        windows = KeyedStream(timed, (*keyed._keys, START_COLUMN))
+        windows = KeyedStream(timed, (*keyed.key.keys, START_COLUMN))
         function = WindowAggregate(
             kind, place, stored, len(keyed.schema), len(stream.df.columns), assigner.size, assigner.slide,
             self._plan.lateness, self._plan.late,
         )  # fmt: skip
-        made = windows._operator(
-            function, output, uid, label, vectorised=True, states=function.states, timers=True, with_keys=True,
-            kind=WINDOW,
+        request = OperatorRequest(
+            function, output_type_of(output), uid, label, WINDOW, timers=True, vectorised=True, states=function.states,
+            with_keys=True,
         )  # fmt: skip
-        return self._with_late(made)
+        return self._with_late(with_operator(windows, request))
 
     def _run(
         self, operator: WindowOperator, output_type: Declared | OutputType | None, uid: str | None, name: str
@@ -192,7 +192,8 @@ class WindowedStream(PyFlinkNames):
                 f"{name}: a window needs an output_type, such as 'user string, total bigint' or Types.LONG()"
             )
         output = output_type if isinstance(output_type, OutputType) else output_type_of(output_type)
-        return self._with_late(self._keyed._operator(operator, output, uid, name, timers=self._plan.timers))
+        request = OperatorRequest(operator, output, uid, name, timers=self._plan.timers)
+        return self._with_late(with_operator(self._keyed, request))
 
     def _with_late(self, made: DataStream) -> DataStream:
         """The side output of late rows is there whether it is read or not."""

@@ -24,7 +24,7 @@ class _Planned(BaseException):
 
 def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: bool, out: Output) -> int:
     """Make and print the plan; exit code 6 if the restore would be refused."""
-    from cairn.api.environment import StreamExecutionEnvironment
+    from cairn.spark.job_start import plan_hooks
 
     made: list[RestorePlan] = []
 
@@ -32,7 +32,7 @@ def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: b
         made.append(plan)
         raise _Planned
 
-    StreamExecutionEnvironment.plan_hooks.append(hook)
+    plan_hooks.append(hook)
     try:
         with watching(out, f"planning the restore of {job.name}; nothing is started or changed", lambda: None):
             code = run_job(job, args, config, debug=debug, out=out)
@@ -40,7 +40,7 @@ def plan_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: b
         show(made[0], out)
         return ExitCode.OK if not made[0].problems else ExitCode.INCOMPATIBLE
     finally:
-        StreamExecutionEnvironment.plan_hooks.remove(hook)
+        plan_hooks.remove(hook)
     if code == ExitCode.OK:
         raise InvalidInputError(f"{job} ended without executing a job")
     return code

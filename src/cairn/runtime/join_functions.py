@@ -1,6 +1,6 @@
 """Joins of two keyed streams, as functions with two inputs.
 
-`IntervalJoin` keeps the rows of each side by event time until no row of the other side can meet them any more.
+`IntervalJoinFunction` keeps the rows of each side by event time until no row of the other side can meet them any more.
 `HistoryJoin` has no bounds in time: it keeps all rows, or those that are younger than a time to live.
 """
 
@@ -43,7 +43,7 @@ class JoinContext:
         self._ctx.output(tag, value)
 
 
-class IntervalJoin(KeyedCoProcessFunction):
+class IntervalJoinFunction(KeyedCoProcessFunction):
     """Pairs of a left row at time t and a right row between t + lower and t + upper, both included.
 
     A row that is older than the watermark is dropped, or put out to the side output for late rows of its side.

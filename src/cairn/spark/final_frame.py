@@ -9,9 +9,8 @@ from typing import cast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.api.data_stream import DataStream
-from cairn.connectors.sink_base import BaseSink
 from cairn.logs import get_logger
+from cairn.spark.job_definition import AttachedSink
 from cairn.spark.stream_graph import Build, OutputNode, functions_of, hidden_functions, shared_functions
 
 _log = get_logger("cairn.api")
@@ -21,9 +20,9 @@ Reader = Callable[[DataFrame], DataFrame]
 """Takes the rows of one sink out of those of the epoch."""
 
 
-def final_frame(sinks: Sequence[tuple[DataStream, BaseSink]]) -> tuple[DataFrame, dict[str, Reader]]:
+def final_frame(sinks: Sequence[AttachedSink]) -> tuple[DataFrame, dict[str, Reader]]:
     """The frame of the whole job, and how each sink takes its rows out of it."""
-    nodes = list(dict.fromkeys(stream.node for stream, _ in sinks))
+    nodes = list(dict.fromkeys(attached.node for attached in sinks))
     for uid, times in Counter([*hidden_functions(nodes), *[f.uid for f in functions_of(nodes)]]).items():
         if times > 1:
             _log.warning(
@@ -39,14 +38,15 @@ def final_frame(sinks: Sequence[tuple[DataStream, BaseSink]]) -> tuple[DataFrame
     ):
         # The sinks take their rows out of what the operator puts out.
         raw = Build().frame(first.function)
-        return raw, {sink.uid: cast(OutputNode, stream.node).read for stream, sink in sinks}
+        return raw, {attached.sink.uid: cast(OutputNode, attached.node).read for attached in sinks}
     shared = shared_functions(nodes)
     again = shared or any(function.sides for function in functions_of(nodes))
     plan = Build(shared)
     frames = [plan.frame(node) if again else node.frame() for node in nodes]
     if len(frames) == 1:
         return frames[0], {}
-    return tagged_union(frames), {sink.uid: sink_reader(nodes.index(stream.node)) for stream, sink in sinks}
+    readers = {attached.sink.uid: sink_reader(nodes.index(attached.node)) for attached in sinks}
+    return tagged_union(frames), readers
 
 
 def with_ticks(spark: SparkSession, frame: DataFrame) -> DataFrame:

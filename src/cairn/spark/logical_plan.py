@@ -24,7 +24,7 @@ def plan_nodes(frame: DataFrame) -> Iterator[Any]:
 def source_names(frame: DataFrame) -> list[str]:
     """What the sources of a plan read, in the order of the positions that Spark logs.
 
-    A relation that is used twice in the same form is one source with two positions (`restore/source_logs.py`).
+    A relation that is used twice in the same form is one source with two positions (`restore/source_matching.py`).
     """
     relations: list[tuple[Any, int]] = []
     names: list[str] = []

@@ -163,7 +163,7 @@ def test_environment_owns_the_settings() -> None:
     config.set_max_retained_checkpoints(3)
     env.set_default_savepoint_directory("/savepoints")
     env.set_restart_strategy(RestartStrategies.no_restart())
-    assert env._settings == replace(
+    assert env.definition.settings == replace(
         Settings(),
         checkpoints=CheckpointSettings(2000, "AT_LEAST_ONCE", num_retained=3, savepoint_dir="/savepoints"),
         restart=RestartSettings("none"),
@@ -175,7 +175,7 @@ def test_enabling_needs_an_interval(interval: int) -> None:
     env = environment()
     with pytest.raises(InvalidInputError, match="at least 10 ms"):
         env.enable_checkpointing(interval)
-    assert env._settings == Settings()
+    assert env.definition.settings == Settings()
 
 
 def test_environment_refuses_a_wrong_restart_strategy() -> None:
@@ -184,7 +184,7 @@ def test_environment_refuses_a_wrong_restart_strategy() -> None:
         env.set_restart_strategy(cast(Any, "none"))
     with pytest.raises(InvalidInputError, match="expected more than 1"):
         env.set_restart_strategy(RestartSettings(type="exponential-delay", multiplier=0.5))
-    assert env._settings == Settings()
+    assert env.definition.settings == Settings()
 
 
 def test_production_profile_is_the_same_in_code_and_on_the_command_line() -> None:
@@ -193,8 +193,8 @@ def test_production_profile_is_the_same_in_code_and_on_the_command_line() -> Non
     given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "-D")
     env = environment()
     exec(code, {"env": env})
-    assert env._settings == parse(given)
-    assert env._settings == replace(
+    assert env.definition.settings == parse(given)
+    assert env.definition.settings == replace(
         Settings(),
         backend="rocksdb",
         directory="/mnt/cairn",

@@ -80,13 +80,13 @@ def test_a_restart_strategy_of_the_code_is_remembered_with_its_numbers(files: Lo
     nobody: Any = None
     env = StreamExecutionEnvironment(nobody, Settings())
     env.set_restart_strategy(RestartStrategies.fixed_delay_restart(3, 500))
-    Runs(files).take(1, 0, recall(files, "Payments", env._settings).remembered)
+    Runs(files).take(1, 0, recall(files, "Payments", env.definition.settings).remembered)
     assert {key: option.value for key, option in Runs(files).configuration().items()} == {
         "restart-strategy.type": "fixed-delay",
         "restart-strategy.fixed-delay.attempts": 3,
         "restart-strategy.fixed-delay.delay": 500,
     }
-    assert started(files).restart == env._settings.restart
+    assert started(files).restart == env.definition.settings.restart
 
 
 def test_defaults_are_not_remembered(files: LocalFileSystem) -> None:

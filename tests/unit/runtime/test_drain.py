@@ -20,7 +20,7 @@ from cairn import (
     TumblingEventTimeWindows,
     ValueStateDescriptor,
 )
-from cairn.runtime.join_functions import IntervalJoin
+from cairn.runtime.join_functions import IntervalJoinFunction
 from cairn.testing import KeyedProcessHarness, TwoInputHarness, WindowAggregateHarness, WindowHarness
 
 END = (1 << 63) - 1
@@ -103,7 +103,7 @@ class Pairs(ProcessJoinFunction):
 def test_rows_of_the_last_epoch_find_their_partners_of_earlier_ones() -> None:
     row = "struct<k:string,ts:timestamp,n:bigint>"
     rows = "k string, ts timestamp, n bigint"
-    function = IntervalJoin(Pairs(), (-5, 5), (row, row), (True, True))
+    function = IntervalJoinFunction(Pairs(), (-5, 5), (row, row), (True, True))
     with TwoInputHarness(
         function, ("k", "k"), (rows, rows), "k string, n bigint, m bigint", event_time=("ts", "ts")
     ) as harness:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cairn import KeyedCoProcessFunction, OutputTag, ProcessJoinFunction, Time, UserFunctionError
-from cairn.runtime.join_functions import HistoryJoin, IntervalJoin, JoinedRows
+from cairn.runtime.join_functions import HistoryJoin, IntervalJoinFunction, JoinedRows
 from cairn.testing import TwoInputHarness
 
 ROW = "struct<k:string,ts:timestamp,n:bigint>"
@@ -52,7 +52,7 @@ def test_interval_join_finds_what_the_model_finds(bounds: tuple[int, int], outer
     rng = random.Random(f"{bounds}{outer}")
     lefts: list[Any] = []
     rights: list[Any] = []
-    function = IntervalJoin(Pairs(), bounds, (ROW, ROW), outer)
+    function = IntervalJoinFunction(Pairs(), bounds, (ROW, ROW), outer)
     with harness(function, parallelism=2) as test:
         for epoch in range(8):
             base = epoch * 20
@@ -75,7 +75,7 @@ def test_interval_join_finds_what_the_model_finds(bounds: tuple[int, int], outer
 
 
 def test_late_rows_are_dropped_or_put_aside() -> None:
-    with harness(IntervalJoin(Pairs(), (-5, 5), (ROW, ROW), late=LATE), side_outputs=LATE) as test:
+    with harness(IntervalJoinFunction(Pairs(), (-5, 5), (ROW, ROW), late=LATE), side_outputs=LATE) as test:
         test.push1(("x", at(100), 1))
         test.run_epoch()
         test.advance_watermark(101)
@@ -84,7 +84,7 @@ def test_late_rows_are_dropped_or_put_aside() -> None:
         assert test.run_epoch() == [("x", 1, 4)]
         assert [row.n for row in test.side_outputs["late-left"]] == [2]
         assert [row.n for row in test.side_outputs["late-right"]] == [3]
-    with harness(IntervalJoin(Pairs(), (-5, 5), (ROW, ROW))) as test:
+    with harness(IntervalJoinFunction(Pairs(), (-5, 5), (ROW, ROW))) as test:
         test.push1(("x", None, 1))
         with pytest.raises(UserFunctionError, match="left side of an interval join has no event time"):
             test.run_epoch()

@@ -24,7 +24,7 @@ from cairn import (
 )
 from cairn.model.ddl import parse_type
 from cairn.model.manifest import EpochContext
-from cairn.runtime.join_functions import HistoryJoin, IntervalJoin
+from cairn.runtime.join_functions import HistoryJoin, IntervalJoinFunction
 from cairn.runtime.map_functions import KeyedSimple, SimpleSpec, run_simple
 from cairn.runtime.reduce_function import Reduce
 from cairn.runtime.row_values import python_values
@@ -234,7 +234,7 @@ class Meeting(ProcessJoinFunction):
 @pytest.mark.parametrize("interval", [True, False], ids=["interval", "history"])
 def test_joins_meet_rows_on_both_sides(interval: bool) -> None:
     types = (f"struct<{_fields(ROWS)}>",) * 2
-    join = IntervalJoin(Meeting(), (-5, 5), types) if interval else HistoryJoin(Meeting(), types, 0)
+    join = IntervalJoinFunction(Meeting(), (-5, 5), types) if interval else HistoryJoin(Meeting(), types, 0)
     with TwoInputHarness(
         join, ("user", "user"), (ROWS, ROWS), "l string, r string", event_time=("time", "time")
     ) as harness:

@@ -35,7 +35,7 @@ from cairn import (
     TumblingProcessingTimeWindows,
     ValueStateDescriptor,
 )
-from cairn.runtime.join_functions import IntervalJoin
+from cairn.runtime.join_functions import IntervalJoinFunction
 from cairn.runtime.windowing.aggregate_operator import WindowAggregateOperator
 from cairn.runtime.windowing.window_operator import WindowOperator
 from cairn.testing import TwoInputHarness, WindowAggregateHarness, WindowHarness
@@ -157,7 +157,7 @@ class Nothing(ProcessJoinFunction):
 
 @pytest.mark.parametrize("apart", [10, 0], ids=["at different times", "at one time"])
 def test_a_row_of_an_interval_join_costs_the_same_unless_it_has_more_partners(apart: int) -> None:
-    join = IntervalJoin(Nothing(), (1, 12), (f"struct<{ROWS}>".replace(" ", ":").replace(",:", ","),) * 2)
+    join = IntervalJoinFunction(Nothing(), (1, 12), (f"struct<{ROWS}>".replace(" ", ":").replace(",:", ","),) * 2)
 
     def prepared(rows: int) -> Callable[[], Any]:
         made = TwoInputHarness(join, ("user", "user"), (ROWS, ROWS), ROWS, event_time=("time", "time"))
@@ -172,7 +172,7 @@ def test_a_row_of_an_interval_join_costs_the_same_unless_it_has_more_partners(ap
 
         return run
 
-    assert_linear(prepared, IntervalJoin, ("process_element1", "process_element2", "on_timer"))
+    assert_linear(prepared, IntervalJoinFunction, ("process_element1", "process_element2", "on_timer"))
 
 
 # States of windows, as triggers have them.
