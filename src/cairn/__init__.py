@@ -16,6 +16,7 @@ _HOMES = {
     "cairn.api.connected_streams": ("BroadcastConnectedStream", "BroadcastStream", "ConnectedStreams"),
     "cairn.api.keyed_stream": ("KeyedStream",),
     "cairn.api.data_stream": ("DataStream",),
+    "cairn.api.interval_join": ("IntervalJoin",),
     "cairn.api.windowed_stream": ("AllWindowedStream", "WindowedStream"),
     "cairn.api.job_handle": ("JobHandle", "JobStatus"),
     "cairn.api.savepoint": ("Savepoint",),
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from cairn.api.data_source import register
     from cairn.api.data_stream import DataStream
     from cairn.api.environment import StreamExecutionEnvironment
+    from cairn.api.interval_join import IntervalJoin
     from cairn.api.job_handle import JobHandle, JobStatus
     from cairn.api.keyed_stream import KeyedStream
     from cairn.api.results import CloseableIterator, DataStreamSink
@@ -273,6 +275,7 @@ __all__ = [
     "HashMapStateBackend",
     "IncompatibleStateError",
     "InternalError",
+    "IntervalJoin",
     "InvalidInputError",
     "JdbcSink",
     "JobHandle",
