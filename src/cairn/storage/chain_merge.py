@@ -22,6 +22,23 @@ from cairn.storage.state_file import Section, SectionInfo, StateFile, sorted_tab
 from cairn.storage.state_owner import Writer
 
 FILE_BYTES = 64 << 20
+_FEW_ROWS = 1000
+
+
+class _Grouped:
+    """Rows that are ordered by key group, to be asked for by it."""
+
+    def __init__(self, data: pa.Table, merged: bool = False) -> None:
+        self.merged = merged
+        """Sorted, each key (and entry) once, nothing removed."""
+        self._data = data
+        numbers = groups_of(data)
+        edges = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+        self._places = {int(numbers[first]): (first, end) for first, end in pairwise(edges) if end}
+
+    def rows(self, group: int) -> pa.Table | None:
+        first, end = self._places.get(group, (0, 0))
+        return self._data.slice(first, end - first) if end else None
 
 
 class _OpenSection:
@@ -29,31 +46,34 @@ class _OpenSection:
 
     def __init__(self, file: StateFile, info: SectionInfo) -> None:
         self.info = info
-        self._file = file
-        self._data: pa.Table | None = None
-        self._places: dict[int, tuple[int, int]] = {}
-
-    @property
-    def merged(self) -> bool:
+        self.merged = info.group >= 0
         """Of a snapshot: sorted, each key (and entry) once, nothing removed."""
-        return self.info.group >= 0
+        self._file = file
+        self._grouped: _Grouped | None = None
 
     def rows(self, group: int) -> pa.Table | None:
-        if self.info.group >= 0:
+        if self.merged:
             return self._file.read(self.info).data if self.info.group == group else None
-        if self._data is None:
-            self._data = self._file.read(self.info).data.combine_chunks()
-            self._places = _places_of(groups_of(self._data))
-        first, end = self._places.get(group, (0, 0))
-        return self._data.slice(first, end - first) if end else None
+        if self._grouped is None:
+            self._grouped = _Grouped(self._file.read(self.info).data.combine_chunks())
+        return self._grouped.rows(group)
+
+    def within(self, groups: KeyGroupRange) -> pa.Table | None:
+        """All rows of a range of key groups."""
+        if self.merged and not groups.contains(self.info.group):
+            return None
+        data = self._file.read(self.info, groups).data
+        return data if data.num_rows else None
 
 
-def _places_of(groups: np.ndarray[Any, Any]) -> dict[int, tuple[int, int]]:
-    """Where the rows of each key group begin and end, in rows that are ordered by it."""
-    if not len(groups):
-        return {}
-    edges = [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
-    return {int(groups[first]): (first, end) for first, end in pairwise(edges)}
+def _few_at_once(sections: Sequence[_OpenSection], groups: KeyGroupRange) -> Sequence[_OpenSection | _Grouped]:
+    """The same rows, merged already if they are few: then the calls of a merge cost more than its rows."""
+    if all(section.merged for section in sections) or sum(section.info.rows for section in sections) > _FEW_ROWS:
+        return sections
+    tables = [table for section in sections if (table := section.within(groups)) is not None]
+    if not tables:
+        return ()
+    return [_Grouped(merged(tables, entries="entry" in tables[0].column_names), merged=True)]
 
 
 def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:
@@ -128,8 +148,9 @@ def compact(
     portion: list[Section] = []
     size = 0
     start = groups.start
+    sources = [(identity, _few_at_once(sections, groups)) for identity, sections in opened.items()]
     for group in range(groups.start, groups.end + 1):
-        for (table, kind, storage, ttl), sections in opened.items():
+        for (table, kind, storage, ttl), sections in sources:
             rows = [(section, found) for section in sections if (found := section.rows(group)) is not None]
             if not rows:
                 continue

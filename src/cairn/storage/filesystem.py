@@ -12,16 +12,16 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from cairn.errors import InvalidInputError, NotFoundError, StorageError
 from cairn.storage import regular_files
 
 
-@dataclass(frozen=True, slots=True)
-class FileInfo:
+class FileInfo(msgspec.Struct, frozen=True):
     path: str
     size: int
     modified: float

@@ -219,8 +219,7 @@ class StateFile:
         body = self._buffer.slice(info.offset, info.length)
         if xxhash.xxh3_64_hexdigest(body) != info.checksum:
             raise self._damaged(f"the section of state '{info.table}' does not match its checksum")
-        with pa.ipc.open_stream(body) as reader:
-            data = reader.read_all()
+        data = table_of(body)
         if groups is not None:
             data = rows_of(data, groups)
         return Section(info.table, info.kind, Storage(info.storage), info.ttl, data, info.group)
@@ -241,6 +240,12 @@ class StateFile:
                     f"state '{info.table}' has key groups {first} to {last}, and {groups.start} to {groups.end} are "
                     "told of it"
                 )
+
+
+def table_of(body: pa.Buffer) -> pa.Table:
+    """The rows in the bytes of a section."""
+    with pa.ipc.open_stream(body) as reader:
+        return reader.read_all()
 
 
 def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
