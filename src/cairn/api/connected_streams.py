@@ -161,9 +161,9 @@ class BroadcastConnectedStream:
     ) -> DataStream:
         """Apply a `KeyedBroadcastProcessFunction` if the stream is keyed, else a `BroadcastProcessFunction`."""
         keyed = isinstance(self._first, KeyedStream)
-        given: Any = func
-        of_keyed = isinstance(given, KeyedBroadcastProcessFunction)
-        if not isinstance(given, BroadcastProcessFunction) or of_keyed is not keyed:
+        function: Any = func
+        of_keyed = isinstance(function, KeyedBroadcastProcessFunction)
+        if not isinstance(function, BroadcastProcessFunction) or of_keyed is not keyed:
             wanted = KeyedBroadcastProcessFunction if keyed else BroadcastProcessFunction
             raise InvalidInputError(
                 f"process on a broadcast stream and a stream {'with' if keyed else 'without'} keys takes a "

@@ -54,7 +54,7 @@ class DataStream(PyFlinkNames):
         self.env = env
         self.node = node
         self.bare = bare
-        """Functions are given the values of the only column rather than rows."""
+        """Functions get the values of the only column rather than rows."""
 
     @property
     def df(self) -> DataFrame:
@@ -87,24 +87,24 @@ class DataStream(PyFlinkNames):
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         """Apply any Spark SQL that keeps no state: `stream.transform(lambda df: df.filter("amount > 0"))`.
 
-        The function may be called more than once; it must depend on nothing but the DataFrame that it is given.
+        The function may be called more than once; it must depend on nothing but the DataFrame that it gets.
         """
         if not callable(function):
             raise InvalidInputError("transform takes a function that makes a DataFrame of a DataFrame")
         node = SqlNode([self.node], function)
         try:
-            made = node.frame()
+            result = node.frame()
         except Exception as error:
             refuse_no_time(error, "transform")
             raise
-        if not isinstance(made, DataFrame):
-            raise InvalidInputError(f"transform: the function gave a {type(made).__name__}, not a DataFrame")
-        if not made.isStreaming:
+        if not isinstance(result, DataFrame):
+            raise InvalidInputError(f"transform: the function gave a {type(result).__name__}, not a DataFrame")
+        if not result.isStreaming:
             raise InvalidInputError("transform: the function gave a DataFrame that is not made of the stream")
-        refuse_native_state(made)
-        if event_time_of(made.schema) >= 0 and event_time_of(self.df.schema) < 0:
+        refuse_native_state(result)
+        if event_time_of(result.schema) >= 0 and event_time_of(self.df.schema) < 0:
             _refuse_behind_windows(node, "transform")
-        refuse_second_watermark(made, "transform")
+        refuse_second_watermark(result, "transform")
         return DataStream(self.env, node)
 
     def with_watermark(self, column: str, delay: Time | str) -> DataStream:
@@ -187,11 +187,11 @@ class DataStream(PyFlinkNames):
 
         The rows of one Spark partition go to one subtask, in their order.
         """
-        given: Any = func
-        if not isinstance(given, ProcessFunction):
-            hint = "; call key_by(...) first" if isinstance(given, KeyedProcessFunction) else ""
+        function: Any = func
+        if not isinstance(function, ProcessFunction):
+            hint = "; call key_by(...) first" if isinstance(function, KeyedProcessFunction) else ""
             raise InvalidInputError(
-                f"process on a stream without key takes a ProcessFunction, not {type(given).__name__}{hint}"
+                f"process on a stream without key takes a ProcessFunction, not {type(function).__name__}{hint}"
             )
         output = output_type_of(output_type)
         return with_operator(self, OperatorRequest(func, output, uid, name or type(func).__name__, PLAIN))

@@ -118,7 +118,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
         return self
 
     def set_default_savepoint_directory(self, path: str) -> StreamExecutionEnvironment:
-        """Where savepoints go when the one who asks for them names no directory."""
+        """The directory for savepoints that are triggered without one."""
         options = {"execution.checkpointing.savepoint-dir": path}
         self.definition.settings = configuration.with_options(self.definition.settings, options)
         return self
@@ -162,7 +162,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
         """A stream of the elements of a collection: rows (tuples, lists, dicts), or single values.
 
         `type_info` is DDL such as `"user string, n bigint"`, or one of `Types`; without it Spark infers the types.
-        Functions are given single values as they are: `env.from_collection([1, 2, 3]).map(lambda v: v + 1)`. In the
+        Functions get single values as they are: `env.from_collection([1, 2, 3]).map(lambda v: v + 1)`. In the
         stream's `df` they are a column `value`.
         """
         return self.from_source(CollectionSource(collection, type_info, rows_per_epoch))

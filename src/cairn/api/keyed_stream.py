@@ -65,7 +65,7 @@ class KeyedStream(PyFlinkNames):
 
     @property
     def schema(self) -> StructType:
-        """The columns of the rows that functions are given."""
+        """The columns of the rows that functions get."""
         return self.input.schema
 
     def process(
@@ -242,8 +242,8 @@ class KeyedStream(PyFlinkNames):
     def sum(self, column: str | int = 0, uid: str | None = None, name: str | None = None) -> DataStream:
         """The running sum of a column per key, for every row. Nulls do not count.
 
-        A column that is given by name makes rows (keys, `sum`), in whole Arrow batches. One that is given by position,
-        as in PyFlink, makes rows like those of the stream: the first row of the key with the sum in that column.
+        A column by name makes rows (keys, `sum`), in whole Arrow batches. A column by position, as in PyFlink, makes
+        rows like those of the stream: the first row of the key with the sum in that column.
         """
         return self._aggregate("sum", column, uid, name)
 

@@ -66,7 +66,7 @@ class _DriverSink(BaseSink):
 class PrintToStdout(_DriverSink):
     """Prints every element of a committed epoch as Flink's `print` does: `prefix:subtask> value`.
 
-    The subtask is left out at parallelism 1, the prefix where none is given, and `> ` where there is neither.
+    The subtask is left out at parallelism 1, the prefix where there is none, and `> ` where there is neither.
     Characters that a terminal would act upon are escaped.
     """
 
@@ -135,7 +135,7 @@ class CloseableIterator(Iterator[Any]):
         while not self._elements:
             if self._sink.unread.is_set():
                 raise StopIteration
-            ended = self.job.status() in _ENDED  # asked first: what was delivered before the end is in the queue then
+            ended = self.job.status() in _ENDED  # before the queue is read: it then holds everything that was delivered
             try:
                 self._elements.extend(self._sink.taken.get(timeout=0.0 if ended else _POLL_SECONDS))
             except queue.Empty:
@@ -162,7 +162,7 @@ class CloseableIterator(Iterator[Any]):
 
 
 def elements_of(frame: Any, bare: bool) -> list[Any]:
-    """The rows of a DataFrame as functions are given them, with timestamps in UTC."""
+    """The rows of a DataFrame as functions get them, with timestamps in UTC."""
     row = row_class(tuple(frame.columns))
     elements: list[Any] = []
     for batch in frame.toArrow().cast(arrow_schema_of(frame.schema)).to_batches():

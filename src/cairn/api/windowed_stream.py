@@ -79,7 +79,7 @@ class WindowedStream(PyFlinkNames):
         uid: str | None = None,
         name: str | None = None,
     ) -> DataStream:
-        """Combine the rows of a window, two at a time. With a window function, that is given the one combined row."""
+        """Combine the rows of a window, two at a time. A window function gets the one combined row."""
         operator = self._plan.reduce(reduce_function, window_function)
         if output_type is None and window_function is not None:
             raise InvalidInputError("reduce: the window function needs an output_type")
@@ -97,7 +97,7 @@ class WindowedStream(PyFlinkNames):
     ) -> DataStream:
         """Fold the rows of a window into an accumulator, which is all that is kept of them.
 
-        Without `accumulator_type` the accumulator is pickled. With a window function, that is given the one result.
+        Without `accumulator_type` the accumulator is pickled. A window function gets the one result.
         """
         operator = self._plan.aggregate(aggregate_function, as_type(accumulator_type).ddl, window_function)
         return self._run(operator, output_type, uid, name or type(aggregate_function).__name__)
@@ -195,13 +195,13 @@ class WindowedStream(PyFlinkNames):
         request = OperatorRequest(operator, output, uid, name, timers=self._plan.timers)
         return self._with_late(with_operator(self._keyed, request))
 
-    def _with_late(self, made: DataStream) -> DataStream:
-        """The side output of late rows is there whether it is read or not."""
-        assert isinstance(made.node, OutputNode)
-        made.node.function.awaits_watermark = self._plan.assigner.is_event_time()
+    def _with_late(self, results: DataStream) -> DataStream:
+        """Adds the side output of late rows, whether it is read or not."""
+        assert isinstance(results.node, OutputNode)
+        results.node.function.awaits_watermark = self._plan.assigner.is_event_time()
         if self._plan.late is not None:
-            made.get_side_output(self._plan.late)
-        return made
+            results.get_side_output(self._plan.late)
+        return results
 
 
 class AllWindowedStream(WindowedStream):

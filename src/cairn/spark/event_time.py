@@ -1,4 +1,4 @@
-"""Event time as users declare it: which column has it, and how late its rows may be. Checked before Spark is asked."""
+"""Event time as users declare it: which column has it, and how late its rows may be. Checked before Spark sees it."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ def refuse_no_time(error: Exception, call: str) -> None:
     condition = getattr(error, "getCondition", None)
     if condition is None or condition() != _NO_TIME:
         return
-    told = dict(error.getMessageParameters() or {})  # type: ignore[attr-defined]
-    column, kind = told.get("eventName", "").strip("`"), told.get("eventType", "").strip('"').lower()
+    names = dict(error.getMessageParameters() or {})  # type: ignore[attr-defined]
+    column, kind = names.get("eventName", "").strip("`"), names.get("eventType", "").strip('"').lower()
     raise _no_time(column, kind, call) from error
 
 
 def _no_time(column: str, kind: str, call: str) -> InvalidInputError:
     if kind in ("string", "date"):
-        made = f"F.to_timestamp('{column}')"
+        cast = f"F.to_timestamp('{column}')"
     elif kind in ("tinyint", "smallint", "int", "bigint"):
-        made = f"F.timestamp_millis('{column}')"
+        cast = f"F.timestamp_millis('{column}')"
     elif kind in ("float", "double") or kind.startswith("decimal"):
-        made = f"F.timestamp_seconds('{column}')"
+        cast = f"F.timestamp_seconds('{column}')"
     else:
-        made = "..."
+        cast = "..."
     return InvalidInputError(
         f"{call}: column '{column}' has type {kind}, which is no time; make one of it, as in "
-        f"transform(lambda df: df.withColumn('{column}', {made})), and call with_watermark('{column}', ...) after that"
+        f"transform(lambda df: df.withColumn('{column}', {cast})), and call with_watermark('{column}', ...) after that"
     )

@@ -1,4 +1,4 @@
-"""Asks the functions of a job which states they declare, in one Spark task: where they would run, not in the driver."""
+"""Finds out which states the functions of a job declare, in one Spark task: where they would run, not in the driver."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from cairn.runtime.operator_spec import OperatorSpec
 
 
 def probe(spark: SparkSession, specs: Sequence[OperatorSpec], parameters: Mapping[str, str]) -> dict[str, Declared]:
-    """The declared states of every operator, by uid. What cannot be found out is told in `Declared.failure`."""
+    """The declared states of every operator, by uid. If `open()` fails, `Declared.failure` says why."""
     known = {spec.uid: declared_states(spec, parameters) for spec in specs if spec.vectorised}
-    asked = [spec for spec in specs if not spec.vectorised]
-    told = dict(parameters)
+    probed = [spec for spec in specs if not spec.vectorised]
+    job_parameters = dict(parameters)
 
-    def ask(_: int) -> list[bytes]:
-        return [msgspec.msgpack.encode(declared_states(spec, told)) for spec in asked]
+    def open_all(_: int) -> list[bytes]:
+        return [msgspec.msgpack.encode(declared_states(spec, job_parameters)) for spec in probed]
 
-    if asked:
+    if probed:
         try:
-            (answers,) = spark.sparkContext.parallelize([0], 1).map(ask).collect()
-            found = [msgspec.msgpack.decode(raw, type=Declared) for raw in answers]
+            (encoded,) = spark.sparkContext.parallelize([0], 1).map(open_all).collect()
+            declared = [msgspec.msgpack.decode(raw, type=Declared) for raw in encoded]
         except Exception as error:  # noqa: BLE001 - a worker that dies in open() is a failure of open()
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            found = [Declared(spec.uid, [], f"open() could not be run: {reason}") for spec in asked]
-        known.update({answer.uid: answer for answer in found})
+            declared = [Declared(spec.uid, [], f"open() could not be run: {reason}") for spec in probed]
+        known.update({states.uid: states for states in declared})
     return known

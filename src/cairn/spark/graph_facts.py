@@ -25,12 +25,12 @@ def topology(
 ) -> list[dict[str, Any]]:
     """The graph as plain values. `sinks` are what each one reads, its uid and its kind.
 
-    It is for looking at, so a graph that cannot be told is empty and no error.
+    Pages show it, and nothing else depends on it: if it cannot be determined, it is empty and no error.
     """
     try:
         return _Walk(operators, functions).vertices(sinks)
-    except Exception:  # noqa: BLE001 - Spark's plans are asked; the job must start whatever they say
-        _log.debug("the job graph cannot be told", exc_info=True)
+    except Exception:  # noqa: BLE001 - the job must start, whatever Spark's plans look like
+        _log.debug("the job graph cannot be determined", exc_info=True)
         return []
 
 

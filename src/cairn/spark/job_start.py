@@ -61,7 +61,7 @@ from cairn.storage.retrying import RetryingFileSystem
 _log = get_logger("cairn.api")
 
 plan_hooks: list[Callable[[RestorePlan], None]] = []
-"""Of `cairn plan`: the last one is given the plan of a start, and ends the script before anything is started."""
+"""Set by `cairn plan`: the last one gets the plan of a start, and ends the script before anything is started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ Shuffle = Callable[[Sequence[DataFrame], OperatorSpec], DataFrame]
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """An operator as a method of a stream asks for it."""
+    """The parameters of an operator that a method of a stream adds."""
 
     function: Any
     output: OutputType
@@ -191,7 +191,7 @@ def side_output(main: OutputNode, tag: OutputTag) -> OutputNode:
 
 
 def slug(name: str) -> str:
-    """The part of a generated uid that is made of a name."""
+    """A name as a part of a generated uid."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "operator"
 
 

@@ -47,12 +47,12 @@ class StreamInput:
 
     node: Node
     bare: bool = False
-    """Functions are given the values of the only column rather than rows."""
+    """Functions get the values of the only column rather than rows."""
     key: KeyColumns | None = None
 
     @property
     def schema(self) -> StructType:
-        """The columns of the rows that functions are given."""
+        """The columns of the rows that functions get."""
         schema = self.node.frame().schema
         if self.key is None:
             return schema
@@ -87,7 +87,7 @@ class StreamInput:
 
 
 def key_columns(frame: DataFrame, keys: Sequence[str | Column]) -> KeyColumns:
-    """The key of a stream that is partitioned by columns, given by name, and expressions."""
+    """The key of a stream that is partitioned by the names of columns and by expressions."""
     columns = [name for name in frame.columns if not name.startswith(KEY_PREFIX)]
     if GROUP_COLUMN in columns:
         raise InvalidInputError(f"the column name {GROUP_COLUMN} is taken by cairn")

@@ -1,4 +1,4 @@
-"""Whether Spark's Python workers can run cairn: asked before a job starts, where it can be asked cheaply."""
+"""Checks before a job starts whether Spark's Python workers can run cairn, where the check is cheap."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _IMPORTS = "import pyarrow, numpy, cairn.runtime.task"
 def check_workers(spark: SparkSession) -> None:
     """Refuse a local session whose workers run another Python that lacks what cairn needs.
 
-    A session that a user has made runs `python3` in its workers unless PYSPARK_PYTHON says otherwise, also if the
-    driver runs in a virtual environment. On a cluster the workers are elsewhere, and are not asked; nor are they where
-    packages were shipped to them by `addPyFile`.
+    A session of the user's runs `python3` in its workers unless PYSPARK_PYTHON says otherwise, also if the driver runs
+    in a virtual environment. Workers of a cluster are not checked, nor those that got packages by `addPyFile`.
     """
     context = spark.sparkContext
     if str(context.master).startswith("local") and not context._python_includes:
-        told = _failure(str(context.pythonExec))
-        if told:
+        failure = _failure(str(context.pythonExec))
+        if failure:
             raise InvalidInputError(
-                f"Spark's workers run {context.pythonExec}, which cannot run cairn: {told}. Set the environment "
+                f"Spark's workers run {context.pythonExec}, which cannot run cairn: {failure}. Set the environment "
                 f"variable PYSPARK_PYTHON={sys.executable} before the Spark session is made, or let cairn make it: "
                 "get_execution_environment() without a session.",
                 python=str(context.pythonExec),
@@ -38,13 +37,13 @@ def check_workers(spark: SparkSession) -> None:
 @lru_cache(maxsize=8)
 def _failure(python: str) -> str:
     """What keeps this Python from running cairn; empty if nothing does."""
-    found = shutil.which(python)
-    if found is None:
+    path = shutil.which(python)
+    if path is None:
         return "there is no such program"
-    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(sys.executable)):
+    if os.path.dirname(os.path.abspath(path)) == os.path.dirname(os.path.abspath(sys.executable)):
         return ""
     try:
-        tried = subprocess.run([found, "-c", _IMPORTS], capture_output=True, text=True, timeout=60, check=False)
+        tried = subprocess.run([path, "-c", _IMPORTS], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["no reason was told"])[-1]
+    return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["it gave no reason"])[-1]
