@@ -6,10 +6,9 @@ asked what it is at. Both leave their request in that directory, where the runni
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,77 +16,21 @@ import msgspec
 from cairn import quantities
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress_bar import Step, watching
-from cairn.config import DEFAULT_DIRECTORY
 from cairn.coordinator.control import ask
-from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
+from cairn.errors import CairnError, CheckpointFailedError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
-from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.job_lookup import open_job
 from cairn.storage.liveness import is_alive
-from cairn.storage.manifest_store import JobIdentity, Runs, load_identity
-from cairn.storage.running_jobs import running_directories
+from cairn.storage.manifest_store import JobIdentity, Runs
 from cairn.text import one_line
 
 _ANSWER_SECONDS = 1.5
 _WIDE = 140
 """Columns from which on everything fits into the table."""
 _COLOURS = {"COMPLETED": "green", "FAILED": "red", "IN_PROGRESS": "blue"}
-
-
-def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdentity]:
-    """The job that a name, an id prefix or a path means."""
-    if os.sep in job or os.path.isdir(job):
-        files = LocalFileSystem(local_root(job))
-        identity = load_identity(files)
-        if identity is None:
-            raise NotFoundError(f"{files.root} is not the directory of a cairn job", path=files.root)
-        return files, identity
-    root = local_root(directory or DEFAULT_DIRECTORY)
-    own = [os.path.join(root, name) for name in LocalFileSystem(root).folders("")]
-    try:
-        return _named(job, own, root)
-    except NotFoundError as error:
-        elsewhere = [path for path in running_directories() if path not in own] if directory is None else []
-        try:
-            return _named(job, elsewhere, "the directories of running jobs")
-        except NotFoundError:
-            raise error from None
-
-
-def _named(job: str, places: Sequence[str], where: str) -> tuple[LocalFileSystem, JobIdentity]:
-    """The job among these folders that a name or an id prefix means."""
-    found = []
-    seen: list[tuple[str, str]] = []
-    damaged: dict[str, CairnError] = {}
-    for place in places:
-        files = LocalFileSystem(place)
-        try:
-            identity = load_identity(files)
-        except CairnError as error:  # its neighbours are none the worse for it
-            damaged[os.path.basename(place)] = error
-            continue
-        if identity is not None:
-            seen.append((identity.job_id, identity.name))
-        if identity is not None and (identity.name == job or identity.job_id.startswith(job)):
-            found.append((files, identity))
-    exact = [pair for pair in found if job in (pair[1].name, pair[1].job_id)]
-    meant = [name for name in damaged if name.startswith(job)]  # a job's folder has its id for a name
-    if not exact and (job in damaged or (not found and len(meant) == 1)):
-        raise damaged[job if job in damaged else meant[0]]
-    if len(exact) == 1 or (not exact and len(found) == 1 and not meant):
-        return (exact or found)[0]
-    if not found and not meant:
-        near = difflib.get_close_matches(job, [name for ids in seen for name in ids], 1)
-        hint = f"; did you mean '{near[0]}'?" if near else "; pass its path, or its directory with --dir"
-        unread = f". Skipped because their {layout.JOB} cannot be read: {', '.join(damaged)}" if damaged else ""
-        raise NotFoundError(f"there is no job '{job}' in {where}{hint}{unread}", job=job)
-    ids = [identity.job_id for _, identity in found]
-    alike = len(set(ids)) < len(ids)  # the same id in two places: only their paths tell them apart
-    names = ", ".join(sorted([*([files.root for files, _ in found] if alike else ids), *meant]))
-    raise InvalidInputError(
-        f"'{job}' is ambiguous: {names}; pass {'the path' if alike else 'a longer prefix of the id'}", job=job
-    )
 
 
 def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -> int:

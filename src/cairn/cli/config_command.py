@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.cli.checkpoint_commands import open_job
 from cairn.cli.output import ExitCode, Output
 from cairn.config import OPTIONS, Settings
 from cairn.config.remembered_options import REMEMBERED, recalled, shown, value_of
+from cairn.storage.job_lookup import open_job
 from cairn.storage.manifest_store import Runs
 
 _ORIGINS = {"-D": "-D", "config": "config in code", "code": "method call in code"}

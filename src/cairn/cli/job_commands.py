@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from cairn import quantities
-from cairn.cli.checkpoint_commands import describe, following, open_job
+from cairn.cli.checkpoint_commands import describe, following
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress_bar import watching
 from cairn.coordinator.control import answered, ask
@@ -22,6 +22,7 @@ from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
+from cairn.storage.job_lookup import open_job
 from cairn.storage.manifest_store import JobIdentity
 from cairn.storage.savepoint_folder import newest_savepoint
 from cairn.view.job_reader import JobReader

@@ -119,7 +119,7 @@ def _place(path: str) -> str:
     """A path as it is; the name or the id of a job means its directory, as in other commands."""
     if not path or os.sep in path or os.path.exists(path):
         return path
-    from cairn.cli.checkpoint_commands import open_job
+    from cairn.storage.job_lookup import open_job
 
     try:
         return open_job(path, None)[0].root

@@ -13,11 +13,11 @@ import pytest
 from tests.support.web_job import JOB, UID, make_job
 from typer.testing import CliRunner
 
-from cairn.cli.checkpoint_commands import open_job
 from cairn.cli.completion import job_names, snapshot_paths, state_names, uids
 from cairn.cli.main import app
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.storage import running_jobs
+from cairn.storage.job_lookup import open_job
 
 
 @pytest.fixture
