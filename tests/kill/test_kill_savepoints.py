@@ -11,7 +11,8 @@ import pytest
 from tests.support.kill_trial import Trial
 from tests.support.oracle import expected, numbered_rows
 
-from cairn.storage.savepoint_folder import is_savepoint, read_savepoint, verify
+from cairn.snapshots.verification import verify_savepoint
+from cairn.storage.savepoint_folder import is_savepoint, read_savepoint
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
@@ -41,7 +42,7 @@ def test_a_job_killed_around_its_savepoint(tmp_path: Path) -> None:
         # The same request again, killed when it is complete and nobody has heard of it.
         assert trial.run(savepoint={**wanted, "kill": "completed"}) == -signal.SIGKILL, trial.log()
         (made,) = target.iterdir()
-        assert verify(str(made)) == []
+        assert verify_savepoint(str(made)) == []
         # And again: the same savepoint, no second one.
         assert trial.run(savepoint=wanted) == 0, trial.log()
         assert (tmp_path / "savepoint").read_text() == str(made)

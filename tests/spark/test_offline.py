@@ -32,7 +32,7 @@ from cairn import (
     ValueStateDescriptor,
 )
 from cairn.model.keygroups import key_group
-from cairn.storage import savepoint_folder
+from cairn.snapshots.verification import verify_savepoint
 from cairn.testing.faults import flip_bit
 
 pytestmark = pytest.mark.spark
@@ -143,7 +143,7 @@ def test_checkpoints_and_savepoints_read_alike(spark: SparkSession, job_dir: str
     check_all(Savepoint.load(spark, f"{job_dir}/chk-1"), Model(ROWS[:60]))
     check_all(Savepoint.load(spark, job_dir), Model(ROWS))
     check_all(savepoint, Model(ROWS))
-    assert savepoint_folder.verify(savepoint.path) == []
+    assert verify_savepoint(savepoint.path) == []
     assert [file.path for file in savepoint.metadata.sources], "the file source's log came along"
     assert savepoint.metadata.offsets
 
@@ -194,7 +194,7 @@ def test_editing_with_spark_sql(spark: SparkSession, savepoint: Savepoint, tmp_p
     )
     assert edited.lookup("renamed", "total", "k1") == 2 * model.total["k1"], "an edit can be read before it is written"
     made = edited.write(str(tmp_path / "edited"))
-    assert savepoint_folder.verify(made.path) == []
+    assert verify_savepoint(made.path) == []
     assert made.metadata.offsets == savepoint.metadata.offsets
     assert rows(made.read_keyed_state("renamed", "total").select("key", "value")) == sorted(
         (key, 2 * total) for key, total in model.total.items() if key != "k3"

@@ -37,9 +37,10 @@ from cairn import (
     Time,
     ValueStateDescriptor,
 )
+from cairn.snapshots.verification import verify_savepoint
 from cairn.spark import state_mover
 from cairn.spark.logical_plan import source_names
-from cairn.storage.savepoint_folder import read_savepoint, verify
+from cairn.storage.savepoint_folder import read_savepoint
 
 pytestmark = pytest.mark.spark
 ship(__name__)
@@ -79,7 +80,7 @@ def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(
     assert [info.id for info in job.checkpoints()] == [2, 1]
     job.cancel()
     assert outputs(lab, "oracle") == expected(ROWS[:160])
-    assert verify(made.path) == []
+    assert verify_savepoint(made.path) == []
     assert len(list((lab.folder / "sp").iterdir())) == 2
 
     moved = str(lab.folder / "elsewhere" / "copy")

@@ -17,7 +17,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
-from cairn.snapshots.snapshot import FileRows, Snapshot, SnapshotState, open_snapshot, ranges, retained
+from cairn.snapshots.resolver import open_snapshot, retained
+from cairn.snapshots.snapshot import FileRows, Snapshot, SnapshotState, ranges
 from cairn.spark.snapshot_frames import spark_schema
 
 _PIECES = 16
@@ -99,13 +100,13 @@ class _Opened:
                 self._found.append((snapshot, found))
         others = [(snapshot, found) for snapshot, found in self._found if not found.schema.equals(newest.schema)]
         if others:
-            told = ", ".join(f"chk-{snapshot.checkpoint} ({found.spec.signature})" for snapshot, found in others)
+            told = ", ".join(f"chk-{snapshot.checkpoint_number} ({found.spec.signature})" for snapshot, found in others)
             raise IncompatibleStateError(
                 f"operator '{uid}', state '{newest.name}' is a {newest.spec.signature} in "
-                f"chk-{snapshots[-1].checkpoint} and has other columns in {told}: they do not fit into one table. Read "
-                f"each checkpoint by its own path, as in load('{others[0][0].path}'), cast, and put them together with "
-                "unionByName.",
-                checkpoints=[snapshot.checkpoint for snapshot, _ in others],
+                f"chk-{snapshots[-1].checkpoint_number} and has other columns in {told}: they do not fit into one "
+                f"table. Read each checkpoint by its own path, as in load('{others[0][0].path}'), cast, and put them "
+                "together with unionByName.",
+                checkpoints=[snapshot.checkpoint_number for snapshot, _ in others],
             )
 
     @property
@@ -116,7 +117,7 @@ class _Opened:
     def pieces(self) -> list[Piece]:
         made = []
         for snapshot, state in self._found:
-            number = snapshot.checkpoint if self._all == "all" else -1
+            number = snapshot.checkpoint_number if self._all == "all" else -1
             if isinstance(state.origin, FileRows) and not state.origin.table.files:
                 continue
             count = _PIECES if self._all != "all" else max(1, _PIECES // len(self._found))

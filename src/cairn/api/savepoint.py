@@ -1,58 +1,49 @@
-"""`Savepoint`: the state of a job as tables, to be read, compared, edited and made, without the job.
+"""`Savepoint`: reads, compares, edits and makes the state of a job as tables, without the job.
 
-Everything that takes long runs on Spark. Editing is lazy: each call gives a new `Savepoint`, and `write` does the
+Everything that takes long runs on Spark. Editing is lazy: each call returns a new `Savepoint`, and `write` does the
 work. What was loaded is never changed.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-import xxhash
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import cairn
-from cairn.errors import CairnError, InvalidInputError, from_traceback
+from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_columns, quoted
 from cairn.model.descriptors import StateDescriptor
 from cairn.model.keygroups import MIN_DEFAULT_MAX_PARALLELISM, validate
 from cairn.model.manifest import StateSpec
-from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator, SourceFile, StateTable, TableFile
-from cairn.restore.source_logs import COMPACT_INTERVAL, COMPACT_SETTING, StoredSources, copy_sources
+from cairn.model.savepoint_records import SavepointMetadata
 from cairn.runtime.state_registry import spec_of
+from cairn.snapshots.key_text import parse_key
+from cairn.snapshots.lookup import as_python, find_rows, not_expired, refuse_key
+from cairn.snapshots.resolver import open_snapshot
 from cairn.snapshots.snapshot import (
     TIMERS,
-    ChainRows,
-    FileRows,
     Snapshot,
     SnapshotOperator,
     SnapshotState,
-    as_python,
-    checked_key,
-    find_rows,
-    not_expired,
-    open_snapshot,
     pickles_allowed,
-    ranges,
-    reader_of,
     reading,
 )
-from cairn.snapshots.table_tasks import TableWork, WrittenPart, file_order, write_tables
+from cairn.spark.edited_savepoint import write_edited
 from cairn.spark.snapshot_diff import diff_rows, diff_summary
-from cairn.spark.snapshot_frames import PIECES, FrameRows, fit, frame_of, spark_schema, write_frame
+from cairn.spark.snapshot_frames import FrameRows, fit, frame_of, spark_schema
 from cairn.state.codec import KeyCodec
 from cairn.state.typed_tables import table_schema
 from cairn.storage import layout
-from cairn.storage.filesystem import LocalFileSystem, local_root
-from cairn.storage.savepoint_folder import SavepointFolder, mapped
+from cairn.storage.filesystem import LocalFileSystem
 from cairn.view.notebook_html import escape, table
+
+_NEW = "(new)"
+"""Stands for the path of a savepoint that is not written yet."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ class Savepoint:
 
     @staticmethod
     def load(spark: SparkSession, path: str, allow_pickled: Iterable[str] = ()) -> Savepoint:
-        """Open a savepoint, a checkpoint (`chk-<n>`), or the newest checkpoint of a job's directory.
+        """Open a savepoint, a checkpoint (`chk-<n>`), or the newest checkpoint of a job, by its directory or name.
 
         Only metadata is read here. A running job deletes checkpoints that it does not retain any more; `lookup` and
         `write` hold the checkpoint while they read it, and `with Savepoint.load(...) as savepoint:` does for everything
@@ -127,14 +118,14 @@ class Savepoint:
         """
         validate(1, max_parallelism)
         metadata = SavepointMetadata(0, layout.slug(name), name, 0, max_parallelism, [])
-        return Savepoint(None, Snapshot("(new)", metadata, {}))
+        return Savepoint(None, Snapshot(_NEW, LocalFileSystem(_NEW), metadata, {}))
 
     def __repr__(self) -> str:
         return f"Savepoint({self._snapshot.path!r}, operators={list(self._snapshot.operators)})"
 
     def _repr_html_(self) -> str:
-        told = self.metadata
-        head = f"{self._snapshot.kind} of {told.name}, epoch {told.epoch}: {self.path}"
+        metadata = self._snapshot.metadata
+        head = f"{self._snapshot.kind} of {metadata.name}, epoch {metadata.epoch}: {self.path}"
         rows = [
             (uid, state.name, state.spec.kind, state.spec.value_type, "" if state.rows is None else f"{state.rows:,}")
             for uid, operator in self._snapshot.operators.items()
@@ -150,8 +141,8 @@ class Savepoint:
 
     @property
     def metadata(self) -> SavepointMetadata:
-        """Job, epoch, positions of the sources; without the operators, which `operators` tells."""
-        return self._snapshot.metadata
+        """Job, epoch, positions of the sources; without the operators, which `operators` lists."""
+        return msgspec.structs.replace(self._snapshot.metadata, operators=[])
 
     @property
     def max_parallelism(self) -> int:
@@ -191,13 +182,13 @@ class Savepoint:
 
     def _read(self, uid: str, state: str, reader: str) -> DataFrame:
         operator = self._snapshot.operator(uid)
-        found = operator.state(state)
-        if reader_of(found) != reader:
+        stored = operator.state(state)
+        if stored.reader != reader:
             raise InvalidInputError(
-                f"operator '{uid}', state '{found.name}' is a {found.spec.signature}: read it with {reader_of(found)}",
-                state=found.name,
+                f"operator '{uid}', state '{stored.name}' is a {stored.spec.signature}: read it with {stored.reader}",
+                state=stored.name,
             )
-        return frame_of(self._session(), self._snapshot, operator, found)
+        return frame_of(self._session(), self._snapshot, operator, stored)
 
     def read_timers(self, uid: str, domain: str = "event") -> DataFrame:
         """The timers of an operator: key columns, `key_group`, `timestamp` in milliseconds."""
@@ -212,21 +203,23 @@ class Savepoint:
     def lookup(self, uid: str, state: str, key: Any) -> Any:
         """The state of one key as user code sees it: a value or None, a list, a dict, or the times of timers.
 
-        `key` is a value, a tuple for several key columns, or a dict by column. What had expired at the time of the
-        snapshot is not given. No Spark job runs, except for a state that was edited and is not written yet.
+        `key` is a value, a tuple for several key columns, or a dict by column. Keys are also read from text, as
+        `cairn state get` does. What had expired at the time of the snapshot is left out. No Spark job runs, except for
+        a state that was edited and is not written yet.
         """
         operator = self._snapshot.operator(uid)
-        found = operator.state(state)
-        allowed = (uid, found.name) in self._allowed
-        if isinstance(found.origin, FrameRows):
-            return self._lookup_in_frame(operator, found, key, allowed)
+        stored = operator.state(state)
+        allowed = (uid, stored.name) in self._allowed
+        if isinstance(stored.origin, FrameRows):
+            return self._lookup_in_frame(operator, stored, key, allowed)
         with reading(self._snapshot):
-            rows = find_rows(self._snapshot, operator, found, key)
-        return as_python(found, rows, allowed)
+            rows = find_rows(self._snapshot, operator, stored, key)
+        return as_python(stored, rows, allowed)
 
     def _lookup_in_frame(self, operator: SnapshotOperator, state: SnapshotState, key: Any, allowed: bool) -> Any:
+        refuse_key(operator, state)
         frame = frame_of(self._session(), self._snapshot, operator, state)
-        for (name, dtype), value in zip(operator.keys, checked_key(operator, key), strict=True):
+        for (name, dtype), value in zip(operator.keys, parse_key(operator, key), strict=True):
             frame = frame.filter(_column(name) == F.lit(dtype.from_storage(dtype.to_storage(value))).cast(dtype.ddl))
         rows = not_expired(self._snapshot, state, frame.toArrow().cast(state.schema))
         return as_python(state, rows, allowed)
@@ -300,8 +293,7 @@ class Savepoint:
         else:
             spec = known.spec if known is not None else _inferred(label, operator, df)
         layout.table_folder(uid, spec.name)
-        columns, schema = table_schema(operator.keys, spec)
-        made = SnapshotState(spec, columns, schema, FrameRows(df))
+        made = SnapshotState(spec, operator.key_type, FrameRows(df))
         fit(df, operator, made, self.max_parallelism)
         states = {**operator.states, spec.name: made}
         return self._with({**self._snapshot.operators, uid: replace(operator, states=states)}, df.sparkSession)
@@ -323,10 +315,8 @@ class Savepoint:
         if new_uid != uid and new_uid in self._snapshot.operators:
             raise InvalidInputError(f"there is an operator '{new_uid}' already; remove or rename it first")
         renamed = replace(operator, uid=new_uid)
-        return self._with({op.uid: op for op in (renamed if o is operator else o for o in self._all())})
-
-    def _all(self) -> Iterable[SnapshotOperator]:
-        return self._snapshot.operators.values()
+        operators = (renamed if known is operator else known for known in self._snapshot.operators.values())
+        return self._with({known.uid: known for known in operators})
 
     def _with(self, operators: Mapping[str, SnapshotOperator], spark: SparkSession | None = None) -> Savepoint:
         return Savepoint(self._spark or spark, replace(self._snapshot, operators=operators), self._allowed)
@@ -338,113 +328,8 @@ class Savepoint:
 
         Tables that were not edited are copied byte by byte. If anything is refused or fails, nothing is left behind.
         """
-        root = local_root(path)
-        parent, name = os.path.split(root)
-        if os.path.lexists(root) and not (os.path.isdir(root) and not os.listdir(root)):
-            raise InvalidInputError(f"{root} exists already; a savepoint overwrites nothing", path=root)
-        if layout.is_savepoint_progress(name) or layout.checkpoint_number(name) is not None:
-            raise InvalidInputError(f"'{name}' cannot be the name of a savepoint; take another one", path=root)
-        with reading(self._snapshot):
-            return self._write(parent, name)
-
-    def _write(self, parent: str, name: str) -> Savepoint:
-        now_ms = int(time.time() * 1000)
-        folder = SavepointFolder.begin(parent)
-        try:
-            operators = [self._write_operator(operator, folder.path, now_ms) for operator in self._all()]
-            metadata = msgspec.structs.replace(
-                self._snapshot.metadata,
-                id=0,
-                created_ms=now_ms,
-                operators=operators,
-                sources=self._write_sources(folder.path),
-                version=cairn.__version__,
-            )
-            made = folder.complete(metadata, name)
-        except BaseException as error:
-            folder.abort()
-            told = None if isinstance(error, CairnError) else from_traceback(str(error))
-            if told is not None:
-                raise told from error
-            raise
-        return Savepoint(self._spark, open_snapshot(made), ())
-
-    def _write_operator(self, operator: SnapshotOperator, target: str, now_ms: int) -> SavepointOperator:
-        tables = []
-        for state in operator.states.values():
-            if isinstance(state.origin, FileRows):
-                files = self._copy(operator.uid, state, target)
-            elif isinstance(state.origin, FrameRows):
-                parts = write_frame(state.origin.frame, self._snapshot, operator, state, target, now_ms)
-                files = [part.file for part in parts]
-            else:
-                files = self._merge(operator.uid, state.origin, target)
-            tables.append(StateTable(state.spec, state.columns, sorted(files, key=file_order)))
-        return SavepointOperator(operator.uid, operator.name, operator.parallelism, operator.key_type, tables)
-
-    def _copy(self, uid: str, state: SnapshotState, target: str) -> list[TableFile]:
-        """The files of a table that was not edited, verified on their way, under the operator's present uid."""
-        origin: FileRows = state.origin
-        folder = layout.table_folder(uid, state.spec.name)
-        pairs = [
-            (file, msgspec.structs.replace(file, path=f"{folder}/{file.path.rpartition('/')[2]}"))
-            for file in origin.table.files
-        ]
-        work = [(origin.root, old, target, new.path) for old, new in pairs]
-        if len(work) > 8:
-            self._session().sparkContext.parallelize(work, len(work)).foreach(_copy_file)
-        else:
-            for one in work:
-                _copy_file(one)
-        return [new for _, new in pairs]
-
-    def _merge(self, uid: str, origin: ChainRows, target: str) -> list[TableFile]:
-        """The table of a state in a checkpoint, written by tasks that merge its chain."""
-        context = self._session().sparkContext
-        told = msgspec.msgpack.encode(origin.operator)
-        work = [
-            (
-                uid,
-                TableWork(
-                    origin.job_dir, told, groups.start, groups.end, origin.time_ms, target, origin.checkpoint,
-                    (origin.spec.name,),
-                ),
-            )
-            for groups in ranges(self._snapshot, PIECES * context.defaultParallelism)
-        ]  # fmt: skip
-        found = context.parallelize(work, len(work)).map(_merge_range).collect()
-        parts = [msgspec.msgpack.decode(raw, type=WrittenPart) for portion in found for raw in portion]
-        return [part.file for part in parts]
-
-    def _write_sources(self, target: str) -> list[SourceFile]:
-        """The logs of Spark's sources: copied from a savepoint, or as they were at the position of a checkpoint."""
-        snapshot = self._snapshot
-        if not snapshot.checkpoint:
-            for file in snapshot.metadata.sources:
-                _copy_file((snapshot.path, file, target, file.path))
-            return snapshot.metadata.sources
-        copy_sources(
-            StoredSources(snapshot.sources, snapshot.metadata.offsets, snapshot.metadata.source_names),
-            os.path.join(target, layout.SOURCES),
-            None,
-            int(self._session().conf.get(COMPACT_SETTING, None) or COMPACT_INTERVAL),
-        )
-        files = LocalFileSystem(target)
-        return [
-            SourceFile(info.path, info.size, xxhash.xxh3_64_hexdigest(files.read(info.path)))
-            for info in sorted(files.walk(layout.SOURCES), key=lambda info: info.path)
-        ]
-
-
-def _copy_file(work: tuple[str, Any, str, str]) -> None:
-    root, file, target, path = work
-    LocalFileSystem(target).create(path, memoryview(mapped(root, file)))
-
-
-def _merge_range(work: tuple[str, TableWork]) -> list[bytes]:
-    """Write the tables of a range; an operator that was renamed has them under its new uid."""
-    uid, told = work
-    return write_tables(told, uid)
+        made = write_edited(self._snapshot, path, self._session)
+        return Savepoint(self._spark, open_snapshot(made))
 
 
 def _column(name: str) -> Column:

@@ -78,7 +78,7 @@ def _savepoints(job: str) -> list[str]:
 
 def _operators(ctx: typer.Context) -> dict[str, list[str]]:
     """The operators of the snapshot that stands before, and their states."""
-    from cairn.snapshots.snapshot import open_snapshot
+    from cairn.snapshots.resolver import open_snapshot
 
     snapshot = open_snapshot(str(ctx.params["path"]))
     return {uid: [state.name for state in op.states.values()] for uid, op in snapshot.operators.items()}

@@ -81,7 +81,7 @@ def show_plan(
 
 def _measured(path: str) -> tuple[int, int, int]:
     """Keys, bytes and key groups of a snapshot."""
-    from cairn.snapshots.snapshot import open_snapshot
+    from cairn.snapshots.resolver import open_snapshot
     from cairn.view.state_browser import Masks, summaries
 
     snapshot = open_snapshot(path)

@@ -50,7 +50,7 @@ def show(plan: RestorePlan, out: Output) -> None:
     """The plan for people, or as one JSON document."""
     out.document(plan.document())
     snapshot = plan.snapshot
-    out.line(f"{snapshot.what} {snapshot.path}: job {snapshot.job_id}, epoch {snapshot.epoch}")
+    out.line(f"{snapshot.kind} {snapshot.path}: job {snapshot.metadata.job_id}, epoch {snapshot.epoch}")
     for operator in plan.operators:
         stored = operator.stored
         renamed = f" (was {stored.uid})" if stored.uid != operator.uid else ""

@@ -10,8 +10,8 @@ from cairn.cli.progress_bar import progress
 from cairn.cli.state_queries import opened
 from cairn.errors import InvalidInputError
 from cairn.quantities import size
-from cairn.snapshots.difference import verified, verified_bytes
 from cairn.snapshots.snapshot import reading
+from cairn.snapshots.verification import verified_bytes, verify_snapshot
 from cairn.storage import layout
 from cairn.storage.filesystem import local_root
 from cairn.storage.savepoint_folder import dispose, is_savepoint
@@ -23,15 +23,15 @@ def verify(path: str, out: Output) -> int:
     snapshot = opened(path, out)
     total = verified_bytes(snapshot)
     with reading(snapshot), progress(out, "verifying", total, "bytes") as advance:
-        problems = verified(snapshot, advance)
-    damage = [problem for problem in problems if problem.damage]
-    strange = [problem.path for problem in problems if not problem.damage]
+        defects = verify_snapshot(snapshot, advance)
+    damage = [defect for defect in defects if defect.damage]
+    strange = [defect.path for defect in defects if not defect.damage]
     out.document({
         "path": snapshot.path, "kind": snapshot.kind, "bytes": total, "intact": not damage,
-        "problems": [{"path": problem.path, "why": problem.why} for problem in damage], "strange": strange,
+        "problems": [{"path": defect.path, "why": defect.why} for defect in damage], "strange": strange,
     })  # fmt: skip
-    for problem in damage:
-        out.line(f"{problem.path}: {problem.why}")
+    for defect in damage:
+        out.line(f"{defect.path}: {defect.why}")
     for name in strange:
         out.line(f"{name}: not part of the savepoint, ignored")
     if damage:

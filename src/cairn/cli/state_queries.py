@@ -1,6 +1,6 @@
 """`cairn state ls|show|get|diff|export`; none of them needs Spark.
 
-PATH is a savepoint, a `chk-<n>` folder, or a job's directory, which stands for its newest checkpoint.
+PATH is a savepoint, a `chk-<n>` folder, or a job's directory or name; see `snapshots/resolver.py`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,20 @@ import pyarrow.parquet as pq
 
 from cairn.cli.output import ExitCode, Output
 from cairn.cli.progress_bar import progress
-from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import InvalidInputError, NotFoundError
-from cairn.model.ddl import key_ddl
-from cairn.model.types import DataType, Storage
 from cairn.quantities import size, when
-from cairn.snapshots.difference import Found, compared, steps
+from cairn.snapshots.difference import Difference, StatePair, compared, state_pairs, steps
+from cairn.snapshots.lookup import as_python, find_rows
+from cairn.snapshots.resolver import open_snapshot
 from cairn.snapshots.snapshot import (
     Snapshot,
     SnapshotOperator,
     SnapshotState,
-    as_python,
-    find_rows,
     first_rows,
-    open_snapshot,
     pickles_allowed,
     ranges,
     reading,
-    refuse_key,
 )
-from cairn.storage.filesystem import local_root
 from cairn.text import no_formula, one_line
 
 _PIECES = 32
@@ -108,28 +102,11 @@ def _head(snapshot: Snapshot) -> str:
 
 
 def opened(path: str, out: Output) -> Snapshot:
-    """The snapshot of a path; says so if it is another one than a job's directory stands for."""
-    snapshot = open_snapshot(_place(path))
+    """The snapshot of a path. Prints a note if a job has no checkpoint and its newest savepoint is read instead."""
+    snapshot = open_snapshot(path)
     if snapshot.note:
         out.message(snapshot.note)
     return snapshot
-
-
-def _place(path: str) -> str:
-    """A path as it is; the name or the id of a job means its directory, as in other commands."""
-    if not path or os.sep in path or os.path.exists(path):
-        return path
-    from cairn.storage.job_lookup import open_job
-
-    try:
-        return open_job(path, None)[0].root
-    except NotFoundError:
-        raise NotFoundError(
-            f"there is no folder {local_root(path)}, and no job '{path}' in {local_root(DEFAULT_DIRECTORY)}",
-            path=path,
-            remedy="Give the path of a savepoint, of a checkpoint or of a job's directory; `cairn list --dir DIR` "
-            "shows the jobs of a directory.",
-        ) from None
 
 
 # cairn state
@@ -239,10 +216,8 @@ def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequ
     snapshot = opened(path, out)
     operator = snapshot.operator(uid)
     found = operator.state(state)
-    refuse_key(operator, found)
-    values = parse_key(operator, key)
     with reading(snapshot):
-        rows = find_rows(snapshot, operator, found, tuple(values) if len(values) > 1 else values[0])
+        rows = find_rows(snapshot, operator, found, key)
     allowed = (uid, found.name) in pickles_allowed(snapshot, allow_pickled)
     value = as_python(found, rows, allowed)
     if found.pickled and not allowed and rows.num_rows:
@@ -255,99 +230,49 @@ def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequ
     return ExitCode.OK
 
 
-def parse_key(operator: SnapshotOperator, texts: Sequence[str]) -> list[Any]:
-    """Key columns from the texts of a command line."""
-    if len(texts) != len(operator.keys):
-        raise InvalidInputError(
-            f"operator '{operator.uid}' has the key ({operator.key_type}): give {len(operator.keys)} values"
-        )
-    return [_parsed(name, dtype, text) for (name, dtype), text in zip(operator.keys, texts, strict=True)]
-
-
-def _parsed(name: str, dtype: DataType, text: str) -> Any:
-    try:
-        if dtype.ddl == "boolean":
-            return {"true": True, "false": False}[text.lower()]
-        if dtype.ddl == "date":
-            return dt.date.fromisoformat(text)
-        if dtype.ddl in ("timestamp", "timestamp_ntz"):
-            moment = dt.datetime.fromisoformat(text)
-            return moment if dtype.ddl == "timestamp_ntz" or moment.tzinfo else moment.replace(tzinfo=dt.UTC)
-        if dtype.ddl.startswith("decimal("):
-            return decimal.Decimal(text)
-        if dtype.storage is Storage.INT:
-            return int(text)
-        if dtype.storage is Storage.FLOAT:
-            return float(text)
-        return base64.b64decode(text, validate=True) if dtype.ddl == "binary" else text
-    except (ValueError, KeyError, decimal.InvalidOperation):
-        hint = " (pass binary keys as base64)" if dtype.ddl == "binary" else ""
-        raise InvalidInputError(f"{text!r} is not a valid {dtype.ddl} for key column '{name}'{hint}") from None
-
-
 def diff(path: str, other: str, uid: str | None, state: str | None, limit: int, out: Output) -> int:
     """What changed from one snapshot to another. As with diff(1), exit code 0 means equal and 1 means different."""
     first, second = opened(path, out), opened(other, out)
-    pairs = _pairs(first, second, uid, state)
-    told: list[dict[str, Any]] = []
-    for name, one, two in pairs:
-        added = removed = changed = 0
-        rows: list[dict[str, Any]] = []
-        with (
-            reading(first, second),
-            progress(out, f"comparing {name.replace(chr(0), '.')}", steps(first, second)) as advance,
-        ):
-            sides = [(one, two)] if one is None or two is None or _alike(one, two) else [(one, None), (None, two)]
-            for old, new in sides:
-                for part in compared(first, old, second, new, advance):
-                    added += part.added.num_rows
-                    removed += part.removed.num_rows
-                    changed += part.after.num_rows
-                    if state is not None and len(rows) < limit:
-                        rows += _changes(part, limit - len(rows))
-        of, _, called = name.partition("\0")
-        told.append({"uid": of, "state": called, "added": added, "removed": removed, "changed": changed, "rows": rows})
-    different = any(t["added"] or t["removed"] or t["changed"] for t in told)
-    out.document({"from": first.path, "to": second.path, "different": different, "states": told})
-    listed = [(t["uid"], t["state"], f"{t['added']:,}", f"{t['removed']:,}", f"{t['changed']:,}") for t in told]
+    listed = [_compared(pair, limit if state is not None else 0, out) for pair in _pairs(first, second, uid, state)]
+    different = any(entry["added"] or entry["removed"] or entry["changed"] for entry in listed)
+    out.document({"from": first.path, "to": second.path, "different": different, "states": listed})
     counts = ("added", "removed", "changed")
-    _table(out, f"from {first.path} to {second.path}", ("uid", "state", *counts), listed, counts)
-    if state is not None and told[0]["rows"]:
-        rows = told[0]["rows"]
+    cells = [(entry["uid"], entry["state"], *(f"{entry[count]:,}" for count in counts)) for entry in listed]
+    _table(out, f"from {first.path} to {second.path}", ("uid", "state", *counts), cells, counts)
+    if state is not None and listed[0]["rows"]:
+        rows = listed[0]["rows"]
         names = list(dict.fromkeys(name for row in rows for name in row))
         _table(out, f"{uid}.{state}", names, [[_text(row.get(name)) for name in names] for row in rows])
     return ExitCode.FAILED if different else ExitCode.OK
 
 
-def _pairs(
-    first: Snapshot, second: Snapshot, uid: str | None, state: str | None
-) -> list[tuple[str, Found | None, Found | None]]:
-    found: dict[str, list[Found | None]] = {}
-    for place, snapshot in enumerate((first, second)):
-        for operator in snapshot.operators.values():
-            for one in operator.states.values():
-                found.setdefault(f"{operator.uid}\0{one.name}", [None, None])[place] = (operator, one)
-    wanted = {
-        name: pair
-        for name, pair in found.items()
-        if (uid is None or name.partition("\0")[0] == uid) and (state is None or name.partition("\0")[2] == state)
-    }
+def _compared(pair: StatePair, limit: int, out: Output) -> dict[str, Any]:
+    """What differs in one state: counts, and at most `limit` rows."""
+    added = removed = changed = 0
+    rows: list[dict[str, Any]] = []
+    sides = [side.snapshot for side in (pair.before, pair.after) if side is not None]
+    with reading(*sides), progress(out, f"comparing {pair.uid}.{pair.name}", steps(pair)) as advance:
+        for part in compared(pair, advance):
+            added += part.added.num_rows
+            removed += part.removed.num_rows
+            changed += part.after.num_rows
+            if len(rows) < limit:
+                rows += _changes(part, limit - len(rows))
+    counts = {"added": added, "removed": removed, "changed": changed}
+    return {"uid": pair.uid, "state": pair.name, **counts, "rows": rows}
+
+
+def _pairs(first: Snapshot, second: Snapshot, uid: str | None, state: str | None) -> list[StatePair]:
+    """The states that are compared: all, or those of the names."""
+    pairs = state_pairs(first, second)
+    wanted = [pair for pair in pairs if uid in (None, pair.uid) and state in (None, pair.name)]
     if not wanted:
-        names = ", ".join(name.replace("\0", ".") for name in found) or "none"
+        names = ", ".join(f"{pair.uid}.{pair.name}" for pair in pairs) or "none"
         raise NotFoundError(f"neither snapshot has {uid or 'any operator'}.{state or 'any state'}; there are {names}")
-    return [(name, pair[0], pair[1]) for name, pair in wanted.items()]
+    return wanted
 
 
-def _alike(one: Found, two: Found) -> bool:
-    def shape(found: Found) -> tuple[str, str, str, str]:
-        spec = found[1].spec
-        keys = key_ddl((name, dtype.ddl) for name, dtype in found[0].keys)
-        return keys, spec.kind if spec.has_entries else "value", spec.key_type, spec.value_type
-
-    return shape(one) == shape(two)
-
-
-def _changes(part: Any, limit: int) -> list[dict[str, Any]]:
+def _changes(part: Difference, limit: int) -> list[dict[str, Any]]:
     rows = [{"change": "added", **plain(row)} for row in part.added.slice(0, limit).to_pylist()]
     rows += [{"change": "removed", **plain(row)} for row in part.removed.slice(0, limit).to_pylist()]
     for old, new in zip(part.before.slice(0, limit).to_pylist(), part.after.slice(0, limit).to_pylist(), strict=True):

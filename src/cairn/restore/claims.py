@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.errors import CairnError, CorruptFileError, InvalidInputError, NotFoundError
 from cairn.logs import get_logger
-from cairn.snapshots.restorable import Snapshot
+from cairn.snapshots.snapshot import Snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem

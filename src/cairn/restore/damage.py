@@ -10,13 +10,13 @@ from cairn.errors import CorruptFileError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest, StateHandle
-from cairn.snapshots.restorable import Snapshot
+from cairn.snapshots.snapshot import Snapshot
+from cairn.snapshots.verification import verify_savepoint
 from cairn.state.section_changes import StateFiles
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
-from cairn.storage.savepoint_folder import verify
 
 _log = get_logger("cairn.checkpoint")
 MANY_FILES = 256
@@ -31,7 +31,7 @@ def snapshot_damage(snapshot: Snapshot) -> str:
     """
     if snapshot.checkpoint is not None:
         return damage(snapshot.files, snapshot.checkpoint.manifest, thorough=True, checkpoint=snapshot.checkpoint)
-    problems = verify(snapshot.path)
+    problems = verify_savepoint(snapshot.path)
     damaged = [problem.why for problem in problems if problem.damage and problem.unread is None]
     unread = next((problem.unread for problem in problems if problem.unread is not None), None)
     if unread is not None and not damaged:

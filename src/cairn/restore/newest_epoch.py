@@ -22,7 +22,7 @@ from cairn.restore.log_agreement import (
     state_left,
 )
 from cairn.restore.start_request import StartRequest
-from cairn.snapshots.restorable import Snapshot, of_checkpoint
+from cairn.snapshots.snapshot import Snapshot, of_checkpoint
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import IncompleteManifestError, JobIdentity, ManifestStore, refuse_foreign

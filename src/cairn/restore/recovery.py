@@ -40,7 +40,8 @@ from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.restore.spark_logs import check_logs
 from cairn.restore.start_request import StartRequest
 from cairn.restore.state_move import Target
-from cairn.snapshots.restorable import Snapshot, find, folder_of
+from cairn.snapshots.resolver import named_folder, open_snapshot
+from cairn.snapshots.snapshot import Snapshot
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.history import open_history
@@ -120,7 +121,7 @@ def plan_restore(
     """What a start from the snapshot that the settings name would do, with everything that would refuse it."""
     if not settings.restore_path:
         raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
-    snapshot = find(settings.restore_path)
+    snapshot = open_snapshot(settings.restore_path)
     identity = load_identity(files)
     plan = make_plan(snapshot, shape(), settings, own=made_here(snapshot, files))
     planned = PlannedRestore(files, identity, name, settings, plan, compact_interval)
@@ -145,9 +146,9 @@ def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | No
         return None
     before = last_origin(files)
     try:
-        snapshot = find(settings.restore_path)
+        snapshot = open_snapshot(settings.restore_path)
     except NotFoundError:
-        if settings.restore_again or before.rpartition("#")[0] != folder_of(settings.restore_path):
+        if settings.restore_again or before.rpartition("#")[0] != named_folder(settings.restore_path):
             raise
     else:
         if settings.restore_again or snapshot.origin != before:

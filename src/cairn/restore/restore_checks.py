@@ -13,7 +13,7 @@ from cairn.restore.damage import snapshot_damage
 from cairn.restore.log_agreement import remains
 from cairn.restore.restore_plan import RestorePlan
 from cairn.restore.restored_epoch import check_sources, refuse_lost_files
-from cairn.snapshots.restorable import Snapshot
+from cairn.snapshots.snapshot import Snapshot
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import JobIdentity, ManifestStore
 
@@ -89,7 +89,7 @@ def _check_use(planned: PlannedRestore) -> None:
     if identity is None or not (ManifestStore(files).epochs() or remains(files)):
         return
     in_place = snapshot.checkpoint is not None and snapshot.files.root == files.root
-    same_job = snapshot.savepoint is not None and snapshot.job_id == identity.job_id
+    same_job = snapshot.savepoint is not None and snapshot.metadata.job_id == identity.job_id
     if not in_place and not same_job:
         raise InvalidInputError(
             f"{files.root} holds a job already, and {planned.settings.restore_path} belongs to another one: restore it "
@@ -104,6 +104,6 @@ def _check_damage(snapshot: Snapshot) -> None:
     damage = snapshot_damage(snapshot)
     if damage:
         raise CorruptFileError(
-            f"{snapshot.what} {snapshot.path} cannot be restored: {damage}. Nothing was changed; choose another one.",
+            f"{snapshot.kind} {snapshot.path} cannot be restored: {damage}. Nothing was changed; choose another one.",
             path=snapshot.path,
         )

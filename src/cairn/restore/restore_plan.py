@@ -19,7 +19,7 @@ from cairn.model.state_names import choices, meant, spelled
 from cairn.restore.source_logs import positions_of
 from cairn.restore.source_matching import SourcePlan, match_sources
 from cairn.runtime.declared_states import Declared
-from cairn.snapshots.restorable import Snapshot, StoredOperator
+from cairn.snapshots.snapshot import Snapshot, SnapshotOperator
 from cairn.state.type_conversion import Conversion
 from cairn.state.typed_columns import is_pickled
 
@@ -65,7 +65,7 @@ class OperatorRestore:
     """One operator of the job that has stored state."""
 
     uid: str
-    stored: StoredOperator
+    stored: SnapshotOperator
     states: tuple[StatePlan, ...]
     new_states: tuple[str, ...]
     failure: str = ""
@@ -108,7 +108,7 @@ class RestorePlan:
         rescaled = {old.stored.parallelism for old in self.operators} - {self.parallelism}
         return {
             "snapshot": self.snapshot.path,
-            "kind": self.snapshot.what,
+            "kind": self.snapshot.kind,
             "epoch": self.snapshot.epoch,
             "possible": not self.problems,
             "problems": list(self.problems),
@@ -155,7 +155,7 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
     groups = _groups(snapshot, job, problems)
     operators = []
     unclaimed = []
-    for stored in snapshot.operators:
+    for stored in snapshot.operators.values():
         uid = uids.get(stored.uid, stored.uid)
         key = job.operators.get(uid)
         if key is None:
@@ -175,7 +175,7 @@ def make_plan(snapshot: Snapshot, job: JobShape, settings: Settings, own: bool =
     sources = match_sources(names if snapshot.offsets else [], positions, job.sources, settings.ignore_unclaimed)
     problems += sources.problems
     notes += sources.notes
-    if snapshot.drained:
+    if snapshot.metadata.drained:
         notes.append("the savepoint was taken after a drain: its event-time timers have all fired")
     notes += [
         f"operator '{op.uid}': its states are unknown until it runs: {op.failure}" for op in operators if op.failure
@@ -216,12 +216,12 @@ def _groups(snapshot: Snapshot, job: JobShape, problems: list[str]) -> int:
     stored = snapshot.max_parallelism
     if job.max_parallelism not in (0, stored):
         problems.append(
-            f"Max parallelism mismatch: the {snapshot.what} has {stored} key groups, this job asks for "
+            f"Max parallelism mismatch: the {snapshot.kind} has {stored} key groups, this job asks for "
             f"{job.max_parallelism}. Call set_max_parallelism({stored}), or leave it out to take that of the snapshot."
         )
     if job.parallelism > stored:
         problems.append(
-            f"parallelism {job.parallelism} is above the {stored} key groups of the {snapshot.what}: use {stored} or "
+            f"parallelism {job.parallelism} is above the {stored} key groups of the {snapshot.kind}: use {stored} or "
             "less"
         )
     return job.max_parallelism or stored or default_max_parallelism(job.parallelism)
@@ -229,7 +229,7 @@ def _groups(snapshot: Snapshot, job: JobShape, problems: list[str]) -> int:
 
 def _operator(
     uid: str,
-    stored: StoredOperator,
+    stored: SnapshotOperator,
     declared: Declared | None,
     renames: Mapping[tuple[str, str], str],
     problems: list[str],
@@ -237,7 +237,7 @@ def _operator(
     plans = []
     failure = declared.failure if declared is not None else "its declarations were not read"
     taken: dict[str, str] = {}
-    for spec in stored.states:
+    for spec in stored.specs:
         name = renames.get((stored.uid, spec.name), spec.name)
         if name in taken:
             problems.append(f"operator '{uid}': both '{taken[name]}' and '{spec.name}' would become state '{name}'")
@@ -297,7 +297,7 @@ def _refuse_pickles(
         if pickled and pair not in allowed:
             name = spelled(pair, held)
             problems.append(
-                f"state '{name}' is pickled, and this job did not make the {snapshot.what} as it is: opening it runs "
+                f"state '{name}' is pickled, and this job did not make the {snapshot.kind} as it is: opening it runs "
                 f"whatever it holds. If you trust it, set cairn.restore.allow-pickled={name}."
             )
 
@@ -322,7 +322,7 @@ def _judge_unclaimed(
         notes.append(f"the state of {names} is dropped, as execution.state-recovery.ignore-unclaimed-state allows")
         return
     problems.append(
-        f"the {snapshot.what} (epoch {snapshot.epoch}) holds state of {names}, which the job no longer has (it has "
+        f"the {snapshot.kind} (epoch {snapshot.epoch}) holds state of {names}, which the job no longer has (it has "
         f"{', '.join(sorted(job.operators)) or 'no operators'}). Give the operator its uid back, name its new uid in "
         "cairn.restore.renames, or set execution.state-recovery.ignore-unclaimed-state=true "
         "(--allow-non-restored-state) to drop that state."
@@ -333,7 +333,7 @@ def _renames(
     snapshot: Snapshot, renames: Mapping[str, str], job: JobShape, problems: list[str]
 ) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """The mapping of renamed uids, and that of renamed states, by the uid and name that the snapshot has."""
-    stored = {operator.uid: operator for operator in snapshot.operators}
+    stored = snapshot.operators
     uids = {old: new for old, new in renames.items() if old in stored}
     for old, new in uids.items():
         if new not in job.operators:
@@ -346,7 +346,7 @@ def _renames(
         (prefix, spec.name): operator.uid
         for operator in stored.values()
         for prefix in (operator.uid, uids.get(operator.uid, operator.uid))
-        for spec in operator.states
+        for spec in operator.specs
     }
     states: dict[tuple[str, str], str] = {}
     for old, new in renames.items():
@@ -366,7 +366,7 @@ def _renamed_state(snapshot: Snapshot, old: str, owners: Mapping[tuple[str, str]
     if len({(owners[pair], pair[1]) for pair in pairs}) > 1:
         raise InvalidInputError(choices(old, pairs))
     if not pairs:
-        raise InvalidInputError(f"the {snapshot.what} has nothing that is called '{old}'")
+        raise InvalidInputError(f"the {snapshot.kind} has nothing that is called '{old}'")
     return owners[pairs[0]], pairs[0][1]
 
 

@@ -32,7 +32,7 @@ from cairn.restore.source_logs import (
 )
 from cairn.restore.source_matching import match_sources
 from cairn.restore.spark_logs import commit_batch
-from cairn.snapshots.restorable import Snapshot
+from cairn.snapshots.snapshot import Snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
@@ -161,7 +161,7 @@ def publish_restored(restore: Restore, run: RunRecord, epoch: int, state: Brough
     finish(files, manifest)
     _log.warning(
         "Restoring job %s from %s %d located at %s, epoch %d, as epoch %d.",
-        restore.identity.job_id, snapshot.what.capitalize(), snapshot.number, snapshot.path, snapshot.epoch, epoch,
+        restore.identity.job_id, snapshot.kind.capitalize(), snapshot.metadata.id, snapshot.path, snapshot.epoch, epoch,
     )  # fmt: skip
     return manifest
 
@@ -182,13 +182,13 @@ def _manifest(restore: Restore, run: RunRecord, epoch: int, state: BroughtState)
         parent=snapshot.epoch if restore.same_directory else -1,
         max_parallelism=snapshot.max_parallelism,
         offsets=restore.arranged(snapshot.offsets),
-        watermark=snapshot.watermark,
+        watermark=snapshot.metadata.watermark,
         time_ms=snapshot.time_ms,
         time_reset_ms=snapshot.time_ms if checkpoint is None else checkpoint.manifest.time_reset_ms,
         operators=[*_moved_operators(restore, epoch, state), *_carried_operators(restore, epoch, state)],
         sinks=[],
         lineage=lineage,
-        restored=max(1, snapshot.number),
+        restored=max(1, snapshot.metadata.id),
         spark=layout.restored_spark(epoch, run.run),
         source_names=list(snapshot.source_names) if plan is None else [m.name for m in plan.sources.matches],
         abandoned=[*_restores(restore), (snapshot.epoch if restore.same_job else -1, epoch)] if in_place else [],

@@ -13,7 +13,7 @@ import hashlib
 import os
 
 from cairn.model.savepoint_records import SavepointMetadata
-from cairn.snapshots.restorable import Snapshot
+from cairn.snapshots.snapshot import Snapshot
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.manifest_store import load_identity
@@ -31,7 +31,7 @@ def made_here(snapshot: Snapshot, files: LocalFileSystem) -> bool:
     if snapshot.savepoint is None:
         mine = load_identity(files)
         here = os.path.realpath(snapshot.files.root) == os.path.realpath(files.root)
-        return here and mine is not None and mine.made(snapshot.incarnation, snapshot.job_id)
+        return here and mine is not None and mine.made(snapshot.incarnation, snapshot.metadata.job_id)
     return files.exists(_note(snapshot.savepoint))
 
 

@@ -13,8 +13,8 @@ from cairn.errors import InternalError
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import StateHandle
 from cairn.restore.restore_plan import OperatorRestore, RestorePlan
-from cairn.snapshots.restorable import Snapshot
 from cairn.snapshots.rewrite_task import RewriteWork, rewrite_range
+from cairn.snapshots.snapshot import Snapshot
 from cairn.snapshots.table_tasks import LoadWork, load_tables
 
 PIECES = 4
@@ -66,7 +66,7 @@ def work_of(
     }
     if snapshot.savepoint is not None:
         return LoadWork(savepoint=snapshot.files.root, **carried)
-    return RewriteWork(source_dir=snapshot.files.root, checkpoint=snapshot.number, **carried)
+    return RewriteWork(source_dir=snapshot.files.root, checkpoint=snapshot.metadata.id, **carried)
 
 
 def _encoded(snapshot: Snapshot, operator: OperatorRestore) -> bytes:

@@ -18,7 +18,7 @@ from cairn.connectors.sink_base import BaseSink
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
 from cairn.runtime.operator_spec import OperatorSpec
-from cairn.snapshots.restorable import find
+from cairn.snapshots.resolver import open_snapshot
 from cairn.spark.stream_graph import FunctionNode, Node, forget_frames, hidden_functions
 from cairn.spark.worker_tasks import collector
 from cairn.storage import layout
@@ -76,7 +76,8 @@ class JobDefinition:
         parallelism = settings.parallelism or self.spark.sparkContext.defaultParallelism
         if settings.restore_path and not settings.max_parallelism and not self._stored_groups:
             with suppress(NotFoundError):  # the start refuses it, unless the job was restored from it before
-                self._stored_groups = find(settings.restore_path).max_parallelism  # as in Flink, unless it is set
+                # As in Flink, unless it is set.
+                self._stored_groups = open_snapshot(settings.restore_path).max_parallelism
         groups = settings.max_parallelism or self._stored_groups or keygroups.default_max_parallelism(parallelism)
         keygroups.validate(parallelism, groups)
         return parallelism, groups

@@ -30,6 +30,7 @@ from cairn.job.start_configuration import announce_discards, recall
 from cairn.job.stopping import tell_of_unfinished_stops
 from cairn.logs import get_logger
 from cairn.model.ddl import key_ddl
+from cairn.restore.pinned_snapshot import pinned
 from cairn.restore.planned_epoch import complete_plan
 from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape, RestorePlan
@@ -52,7 +53,7 @@ from cairn.spark.state_mover import SparkMover
 from cairn.spark.task_progress import SourceRows
 from cairn.spark.worker_check import check_workers
 from cairn.storage import layout
-from cairn.storage.checkpoint_store import CheckpointStore, held
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 from cairn.storage.manifest_store import Runs, load_identity
 from cairn.storage.promise_check import check_promises
@@ -179,8 +180,8 @@ def _recover(start: JobStart, settings: Settings, thorough: bool = False) -> Rec
         restorer=Restorer(lambda: _shape(job), SparkMover(job.spark)),
         sources=lambda: _sources(job, final_frame(job.sinks)[0]),
     )  # fmt: skip
-    with held(settings.restore_path):
-        return recover(request, int(time.time() * 1000), prepare, thorough)
+    with pinned(request) as pinned_request:
+        return recover(pinned_request, int(time.time() * 1000), prepare, thorough)
 
 
 def _shape(job: JobDefinition) -> JobShape:

@@ -1,4 +1,7 @@
-"""What differs between two snapshots: one full outer join of the two tables of each state."""
+"""Compares two snapshots with Spark: a full outer join of the two tables of each state.
+
+The rule is that of `snapshots/difference.py`, in the words of Spark: `<=>` takes NaN, -0.0 and null as the rule does.
+"""
 
 from __future__ import annotations
 
@@ -9,115 +12,84 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from cairn.errors import IncompatibleStateError, NotFoundError
-from cairn.model.ddl import key_ddl
-from cairn.snapshots.snapshot import Snapshot, SnapshotOperator, SnapshotState, reader_of
+from cairn.model.ddl import quoted
+from cairn.snapshots.difference import Side, StatePair, state_pairs
+from cairn.snapshots.snapshot import Snapshot
 from cairn.spark.snapshot_frames import frame_of
 
 _SUMMARY = "uid string, state string, added bigint, removed bigint, changed bigint"
-_Found = tuple[SnapshotOperator, SnapshotState] | None
 
 
 def diff_summary(spark: SparkSession, before: Snapshot, after: Snapshot) -> DataFrame:
-    """For every state that either has, how many rows of its table were added, removed and changed."""
-    parts = []
-    for uid in dict.fromkeys([*before.operators, *after.operators]):
-        names = [n for snapshot in (before, after) for n in (_states(snapshot, uid))]
-        parts += [_counted(spark, before, after, uid, name) for name in dict.fromkeys(names)]
-    if not parts:
-        return spark.createDataFrame([], _SUMMARY)
-    return reduce(DataFrame.unionByName, parts)
+    """How many rows of each state were added, removed and changed."""
+    parts = [_counted(spark, pair) for pair in state_pairs(before, after)]
+    return reduce(DataFrame.unionByName, parts) if parts else spark.createDataFrame([], _SUMMARY)
 
 
-def _states(snapshot: Snapshot, uid: str) -> list[str]:
-    operator = snapshot.operators.get(uid)
-    return [state.name for state in operator.states.values()] if operator is not None else []
-
-
-def _find(snapshot: Snapshot, uid: str, name: str) -> _Found:
-    operator = snapshot.operators.get(uid)
-    state = next((s for s in operator.states.values() if s.name == name), None) if operator is not None else None
-    return (operator, state) if operator is not None and state is not None else None
-
-
-def _counted(spark: SparkSession, before: Snapshot, after: Snapshot, uid: str, name: str) -> DataFrame:
-    old, new = _find(before, uid, name), _find(after, uid, name)
-    if old is not None and new is not None and _alike(old, new):
-        joined = _joined(spark, before, after, old, new)
+def _counted(spark: SparkSession, pair: StatePair) -> DataFrame:
+    if pair.before is not None and pair.after is not None and pair.alike:
+        joined = _joined(spark, pair.before, pair.after)
         counts = joined.agg(
             *[F.count_if(F.col("change") == change).alias(change) for change in ("added", "removed", "changed")]
         )
     else:
-        sides = [
-            frame_of(spark, snapshot, *found).agg(F.count(F.lit(1)).alias("n"))
-            if found is not None
+        added, removed = (
+            _frame(spark, side).agg(F.count(F.lit(1)).alias("n"))
+            if side is not None
             else spark.range(1).select(F.lit(0).cast("bigint").alias("n"))
-            for snapshot, found in ((after, new), (before, old))
-        ]
-        counts = sides[0].select(F.col("n").alias("added")).crossJoin(sides[1].select(F.col("n").alias("removed")))
+            for side in (pair.after, pair.before)
+        )
+        counts = added.select(F.col("n").alias("added")).crossJoin(removed.select(F.col("n").alias("removed")))
         counts = counts.withColumn("changed", F.lit(0).cast("bigint"))
-    return counts.select(F.lit(uid).alias("uid"), F.lit(name).alias("state"), "added", "removed", "changed")
+    return counts.select(F.lit(pair.uid).alias("uid"), F.lit(pair.name).alias("state"), "added", "removed", "changed")
 
 
 def diff_rows(spark: SparkSession, before: Snapshot, after: Snapshot, uid: str, state: str) -> DataFrame:
     """Every difference of one state."""
-    old, new = _find(before, uid, state), _find(after, uid, state)
-    if old is None and new is None:
+    pair = next((pair for pair in state_pairs(before, after) if (pair.uid, pair.name) == (uid, state)), None)
+    if pair is None:
         raise NotFoundError(f"neither {before.path} nor {after.path} has a state '{state}' of an operator '{uid}'")
-    if old is not None and new is not None:
-        if not _alike(old, new):
-            raise IncompatibleStateError(
-                f"operator '{uid}', state '{state}' is a {old[1].spec.signature} by ({old[0].key_type}) in one and a "
-                f"{new[1].spec.signature} by ({new[0].key_type}) in the other; their rows cannot be compared. "
-                f"Read both with {reader_of(old[1])}, cast, and join them."
-            )
-        return _joined(spark, before, after, old, new).filter(F.col("change").isNotNull())
-    snapshot, found, change = (before, old, "removed") if new is None else (after, new, "added")
-    if found is None:
-        raise NotFoundError(f"there is no state '{state}' of an operator '{uid}'")
-    rows = frame_of(spark, snapshot, *found)
-    state_of = found[1]
-    value = F.col(f"`{state_of.columns.value}`") if state_of.columns.value else F.lit(None).cast("string")
+    if pair.before is None or pair.after is None:
+        return _one_sided(spark, pair)
+    if not pair.alike:
+        old, new = pair.before, pair.after
+        raise IncompatibleStateError(
+            f"operator '{uid}', state '{state}' is a {old.state.spec.signature} by ({old.operator.key_type}) in one "
+            f"and a {new.state.spec.signature} by ({new.operator.key_type}) in the other; their rows cannot be "
+            f"compared. Read both with {old.state.reader}, cast, and join them."
+        )
+    return _joined(spark, pair.before, pair.after).filter(F.col("change").isNotNull())
+
+
+def _one_sided(spark: SparkSession, pair: StatePair) -> DataFrame:
+    """All rows of a state that only one of the snapshots has."""
+    side = pair.before or pair.after
+    if side is None:
+        raise NotFoundError(f"there is no state '{pair.name}' of an operator '{pair.uid}'")
+    removed = pair.after is None
+    columns = side.state.columns
     nothing = F.lit(None).cast("string")
-    return rows.select(
-        *[F.col(f"`{name}`") for name in state_of.identity],
-        F.lit(change).alias("change"),
-        (value if change == "removed" else nothing).alias("before"),
-        (value if change == "added" else nothing).alias("after"),
+    value = _column(columns.value) if columns.value else nothing
+    return _frame(spark, side).select(
+        *[_column(name) for name in side.state.identity],
+        F.lit("removed" if removed else "added").alias("change"),
+        (value if removed else nothing).alias("before"),
+        (nothing if removed else value).alias("after"),
     )
 
 
-def _alike(old: tuple[SnapshotOperator, SnapshotState], new: tuple[SnapshotOperator, SnapshotState]) -> bool:
-    def shape(found: tuple[SnapshotOperator, SnapshotState]) -> tuple[str, str, str, str]:
-        operator, state = found
-        kind = state.spec.kind if state.spec.has_entries else "value"
-        return (
-            key_ddl((name, dtype.ddl) for name, dtype in operator.keys),
-            kind,
-            state.spec.key_type,
-            state.spec.value_type,
-        )
-
-    return shape(old) == shape(new)
+def _frame(spark: SparkSession, side: Side) -> DataFrame:
+    return frame_of(spark, side.snapshot, side.operator, side.state)
 
 
-def _joined(
-    spark: SparkSession,
-    before: Snapshot,
-    after: Snapshot,
-    old: tuple[SnapshotOperator, SnapshotState],
-    new: tuple[SnapshotOperator, SnapshotState],
-) -> DataFrame:
+def _column(name: str) -> Column:
+    return F.col(quoted(name))
+
+
+def _joined(spark: SparkSession, before: Side, after: Side) -> DataFrame:
     """The rows of both; `change` is null where they are equal."""
-    state = old[1]
-    names = state.identity
-    value = state.columns.value
-    sides = []
-    for snapshot, found, side in ((before, old, "b"), (after, new, "a")):
-        frame = frame_of(spark, snapshot, *found)
-        picked = [F.col(f"`{name}`").alias(f"{side}{at}") for at, name in enumerate(names)]
-        picked.append((F.col(f"`{value}`") if value else F.lit(None).cast("string")).alias(f"{side}_value"))
-        sides.append(frame.select(*picked, F.lit(True).alias(f"{side}_here")))
-    left, right = sides
+    names = before.state.identity
+    left, right = (_renamed(spark, side, names, prefix) for side, prefix in ((before, "b"), (after, "a")))
     types = dict(zip(left.columns, [field.dataType for field in left.schema.fields], strict=True))
     condition = reduce(
         Column.__and__,
@@ -140,6 +112,14 @@ def _joined(
         F.col("b_value").alias("before"),
         F.col("a_value").alias("after"),
     )
+
+
+def _renamed(spark: SparkSession, side: Side, names: list[str], prefix: str) -> DataFrame:
+    """The identity and the value of each row, in columns that the other side does not have."""
+    value = side.state.columns.value
+    picked = [_column(name).alias(f"{prefix}{at}") for at, name in enumerate(names)]
+    picked.append((_column(value) if value else F.lit(None).cast("string")).alias(f"{prefix}_value"))
+    return _frame(spark, side).select(*picked, F.lit(True).alias(f"{prefix}_here"))
 
 
 def _comparable(column: Column, dtype: DataType) -> Column:

@@ -7,7 +7,6 @@ checkpoint does not retain it, a run discarded it when it ended, or an overtaken
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, Checkpoin
 from cairn.model.manifest import gave_up
 from cairn.storage import layout, record_file
 from cairn.storage.checkpoint_vetting import check_checkpoint
-from cairn.storage.filesystem import FileInfo, FileSystem, LocalFileSystem, local_root
+from cairn.storage.filesystem import FileInfo, FileSystem
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, load_identity
 from cairn.storage.run_bases import Base, newest_base
 
@@ -82,20 +81,6 @@ class _Counted(msgspec.Struct, frozen=True):
 
 def _read_history(data: bytes) -> tuple[CheckpointInfo, Totals]:
     return msgspec.json.decode(data, type=CheckpointInfo), msgspec.json.decode(data, type=_Counted).totals
-
-
-@contextmanager
-def held(path: str) -> Iterator[None]:
-    """`CheckpointStore.hold` for the folder `chk-<n>` that a path names; for any other path nothing is done."""
-    folder = local_root(path) if path else ""
-    if os.path.basename(folder) == layout.METADATA:
-        folder = os.path.dirname(folder)
-    number = layout.checkpoint_number(os.path.basename(folder))
-    if number is None or not os.path.exists(os.path.join(folder, layout.METADATA)):
-        yield
-        return
-    with CheckpointStore(LocalFileSystem(os.path.dirname(folder))).hold(number):
-        yield
 
 
 class CheckpointStore:

@@ -42,10 +42,6 @@ _MAGIC = b"CAIRNSV"
 _VERSION = b"1"
 _LEFTOVER_SECONDS = 24 * 3600
 
-Progress = Callable[[int], None]
-"""Told of bytes as they are done."""
-
-
 # The metadata file.
 
 
@@ -154,6 +150,15 @@ def is_savepoint(path: str) -> bool:
     return True
 
 
+def holds_savepoint(folder: str) -> bool:
+    """Whether the `_metadata` of a folder is that of a savepoint, intact or not."""
+    try:
+        data = regular_files.read(os.path.join(folder, layout.METADATA), regular_files.limit_of(layout.METADATA))
+    except (OSError, CairnError):
+        return False
+    return data.startswith(_MAGIC)
+
+
 def savepoint_there(info: CheckpointInfo) -> bool:
     """Whether a completed savepoint still exists: it is its owner's, who may have deleted or moved it."""
     return bool(info.path) and os.path.isfile(os.path.join(info.path, layout.METADATA))
@@ -219,46 +224,6 @@ def _refuse_links(root: str, path: str) -> None:
         at = os.path.join(at, part)
         if os.path.islink(at):
             raise CorruptFileError(f"{at} is refused: it is a symbolic link", path=at)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a savepoint, or that lies in its folder without being part of it."""
-
-    path: str
-    why: str
-    damage: bool = True
-    """False for what no reader looks at."""
-    unread: StorageError | None = None
-    """Set if the storage failed to read the file, which says nothing about its bytes."""
-
-
-def verify(path: str, progress: Progress | None = None) -> list[Problem]:
-    """Compare every byte of a savepoint with its metadata; an empty list if all is well.
-
-    Files that the metadata does not name are told too. They are no damage, since nothing reads them, unless they lie
-    among the logs of the sources, where Spark would take them for its own. Raises for metadata that is refused.
-    """
-    root = local_root(path)
-    metadata = read_savepoint(root)
-    problems = []
-    for file in named_files(metadata):
-        try:
-            mapped(root, file)
-        except CorruptFileError as error:
-            problems.append(Problem(file.path, error.message))
-        except StorageError as error:
-            problems.append(Problem(file.path, error.message, unread=error))
-        if progress is not None:
-            progress(file.size)
-    known = {file.path for file in named_files(metadata)} | {layout.METADATA, layout.CLAIMED}
-    strange = [info.path for info in open_filesystem(root).walk("") if info.path not in known]
-    for path in strange:
-        why = f"{os.path.join(root, path)} is not part of the savepoint"
-        log = path.startswith(f"{layout.SOURCES}/") and not any(part.startswith(".") for part in path.split("/"))
-        why += ", and would be taken for a source's log: move it away" if log else ""
-        problems.append(Problem(path, why, log))
-    return problems
 
 
 # Writing.

@@ -1,12 +1,11 @@
-"""Looks into the state of snapshots for people: sizes, skew by key group, biggest keys, one key, two compared.
+"""The state of snapshots for the web page: sizes, skew by key group, biggest keys, single keys, comparisons.
 
-Everything has a bound: what would read more rows than `MOST_ROWS` says so instead. Values are shown as text, cut to a
-length, and hidden where a rule says so. Pickled values are never opened.
+At most `MOST_ROWS` rows are read; the records say so if there are more. Values are shown as text of limited length, and
+hidden where `cairn.web.hidden-states` says so. Pickled values are never opened.
 """
 
 from __future__ import annotations
 
-import base64
 import fnmatch
 import json
 from collections.abc import Iterable, Sequence
@@ -17,29 +16,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.errors import CorruptFileError, InvalidInputError, NotFoundError
-from cairn.model.ddl import INTEGER_TYPES
+from cairn.errors import CorruptFileError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
-from cairn.model.types import DataType
 from cairn.quantities import shell_word
-from cairn.snapshots.snapshot import (
-    Snapshot,
-    SnapshotOperator,
-    SnapshotState,
-    as_python,
-    find_rows,
-    first_rows,
-    open_snapshot,
-    refuse_key,
-    retained,
-)
+from cairn.snapshots.difference import Difference, Side, StatePair, TooManyRows, compared, state_pairs
+from cairn.snapshots.lookup import as_python, find_rows
+from cairn.snapshots.resolver import retained
+from cairn.snapshots.snapshot import Snapshot, SnapshotOperator, SnapshotState, first_rows
 from cairn.view.job_reader import unevenness
 
 MOST_ROWS = 200_000
 KEYS_PER_GROUP = 10
-"""Skew is told from so many keys for a key group on."""
+"""With fewer keys for each key group, the skew is not known."""
 _SHOWN = 500
 _HIDDEN = "(hidden)"
+_SAMPLES = 5
+"""Samples of each kind of difference."""
 
 
 class StateSummary(msgspec.Struct, frozen=True):
@@ -62,7 +54,7 @@ class StateSummary(msgspec.Struct, frozen=True):
     """Keys with the most rows, of maps and lists; with the longest values otherwise."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class KeyState(msgspec.Struct, frozen=True):
     """The state of one key in one snapshot."""
 
     checkpoint: int
@@ -73,8 +65,8 @@ class Found(msgspec.Struct, frozen=True):
     present: bool
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """What differs in one state. `samples` are the key, before and after."""
+class StateComparison(msgspec.Struct, frozen=True):
+    """One state in two snapshots. `samples` have the key, and the value before and after."""
 
     uid: str
     state: str
@@ -173,88 +165,33 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
 
 
-def parse_key(operator: SnapshotOperator, text: str) -> Any:
-    """A key from text: the value of the only key column, or a JSON list (or values with commas) for several."""
-    given = _texts(operator, text)
-    if len(given) == 1:
-        return _typed(operator.keys[0][1], given[0])
-    return tuple(_typed(dtype, value) for (_, dtype), value in zip(operator.keys, given, strict=True))
-
-
-def _texts(operator: SnapshotOperator, text: str) -> list[str]:
-    """The texts of the key columns."""
-    columns = operator.keys
-    if len(columns) == 1:
-        return [text]
-    try:
-        given = json.loads(text) if text.startswith("[") else text.split(",")
-    except ValueError:
-        given = text.split(",")
-    if len(given) != len(columns):
-        names = ", ".join(name for name, _ in columns)
-        raise InvalidInputError(f"operator '{operator.uid}': a key is {names}; give {len(columns)} values with commas")
-    return [str(value) for value in given]
-
-
 def get_command(snapshot: Snapshot, operator: SnapshotOperator, state: str, text: str) -> str:
     """The command that shows the same key in a terminal. Every word of it is quoted: keys are foreign text."""
-    columns = zip(operator.keys, _texts(operator, text), strict=True)
-    key = [_for_terminal(dtype, value) for (_, dtype), value in columns]
-    given = ["--"] if any(value.startswith("-") for value in key) else []
-    return " ".join(map(shell_word, ("cairn", "state", "get", *given, snapshot.path, operator.uid, state, *key)))
+    end = ["--"] if text.startswith("-") else []
+    return " ".join(map(shell_word, ("cairn", "state", "get", *end, snapshot.path, operator.uid, state, text)))
 
 
-def _for_terminal(dtype: DataType, text: str) -> str:
-    """A key column as commands take it: bytes are base64 there, and hexadecimal here."""
-    return base64.b64encode(bytes.fromhex(text)).decode() if dtype.ddl == "binary" else text
-
-
-def _typed(dtype: DataType, text: str) -> Any:
-    import datetime as dt
-    import decimal
-
-    try:
-        if dtype.ddl in INTEGER_TYPES:
-            return int(text)
-        if dtype.ddl in ("float", "double"):
-            return float(text)
-        if dtype.ddl == "boolean":
-            return {"true": True, "false": False}[text.strip().lower()]
-        if dtype.ddl == "date":
-            return dt.date.fromisoformat(text)
-        if dtype.ddl.startswith("timestamp"):
-            return dt.datetime.fromisoformat(text)
-        if dtype.ddl.startswith("decimal"):
-            return decimal.Decimal(text)
-        if dtype.ddl == "binary":
-            return bytes.fromhex(text)
-    except (ValueError, KeyError, ArithmeticError):
-        raise InvalidInputError(f"the key {text[:80]!r} is no {dtype.ddl}") from None
-    return text
-
-
-def lookup(snapshot: Snapshot, uid: str, state_name: str, text: str, masks: Masks) -> Found:
+def lookup(snapshot: Snapshot, uid: str, state_name: str, text: str, masks: Masks) -> KeyState:
     """The state of one key."""
     operator = snapshot.operator(uid)
     state = operator.state(state_name)
-    refuse_key(operator, state)
-    rows = find_rows(snapshot, operator, state, parse_key(operator, text))
+    rows = find_rows(snapshot, operator, state, text)
     hidden = masks.hides(uid, state.name)
     value = _HIDDEN if hidden else shown(as_python(state, rows)) if rows.num_rows else ""
     raw = _HIDDEN if hidden else shown(rows.to_pylist()) if rows.num_rows else ""
-    told = snapshot.metadata
-    return Found(snapshot.checkpoint, told.epoch, told.created_ms, value, raw, rows.num_rows > 0)
+    metadata = snapshot.metadata
+    return KeyState(snapshot.checkpoint_number, metadata.epoch, metadata.created_ms, value, raw, rows.num_rows > 0)
 
 
-def history_of_key(job_dir: str, uid: str, state: str, text: str, masks: Masks, most: int = 20) -> list[Found]:
-    """The state of one key in the retained checkpoints, newest first; those that are damaged are passed over."""
-    found = []
+def history_of_key(job_dir: str, uid: str, state: str, text: str, masks: Masks, most: int = 20) -> list[KeyState]:
+    """The state of one key in the retained checkpoints, newest first. Damaged checkpoints are left out."""
+    history = []
     for snapshot in reversed(retained(job_dir)[-most:]):
         try:
-            found.append(lookup(snapshot, uid, state, text, masks))
+            history.append(lookup(snapshot, uid, state, text, masks))
         except (NotFoundError, CorruptFileError):
             continue  # the operator or the state was not there yet, or a file is damaged
-    return found
+    return history
 
 
 def sample(snapshot: Snapshot, uid: str, state_name: str, limit: int, masks: Masks) -> list[tuple[str, str]]:
@@ -271,48 +208,43 @@ def sample(snapshot: Snapshot, uid: str, state_name: str, limit: int, masks: Mas
     return shown_rows
 
 
-def compare(before: str, after: str, masks: Masks) -> list[Difference]:
+def compare(before: Snapshot, after: Snapshot, masks: Masks) -> list[StateComparison]:
     """Two snapshots, state by state."""
-    left, right = open_snapshot(before), open_snapshot(after)
-    names: dict[tuple[str, str], None] = {}
-    for side in (left, right):
-        for uid, operator in side.operators.items():
-            names.update({(uid, state.name): None for state in operator.states.values()})
-    return [_difference(left, right, uid, state, masks) for uid, state in names]
+    return [_comparison(pair, masks) for pair in state_pairs(before, after)]
 
 
-def _difference(left: Snapshot, right: Snapshot, uid: str, name: str, masks: Masks) -> Difference:
-    rows_before, whole_before = _rows_by_identity(left, uid, name)
-    rows_after, whole_after = _rows_by_identity(right, uid, name)
-    added = [key for key in rows_after if key not in rows_before]
-    removed = [key for key in rows_before if key not in rows_after]
-    changed = [key for key, row in rows_after.items() if key in rows_before and repr(rows_before[key]) != repr(row)]
-    samples: list[tuple[str, str, str]] = []
-    if not masks.hides(uid, name):
-        for key in [*changed[:5], *added[:5], *removed[:5]]:
-            before, after = rows_before.get(key), rows_after.get(key)
-            told = shown_key((before or after or ([""], ""))[0])
-            samples.append((told, shown(before[1]) if before else "", shown(after[1]) if after else ""))
-    counted = whole_before and whole_after
-    return Difference(
-        uid, name, len(rows_before), len(rows_after), len(added) if counted else 0, len(removed) if counted else 0,
-        len(changed) if counted else 0, counted, samples if counted else [],
-    )  # fmt: skip
-
-
-def _rows_by_identity(snapshot: Snapshot, uid: str, name: str) -> tuple[dict[str, tuple[list[Any], Any]], bool]:
-    """Key and value of every row, by a text that no two keys share: what is shown of a value may be cut."""
+def _comparison(pair: StatePair, masks: Masks) -> StateComparison:
+    counts = dict.fromkeys(("before", "after", "added", "removed", "changed"), 0)
+    samples: dict[str, list[tuple[str, str, str]]] = {"changed": [], "added": [], "removed": []}
     try:
-        state = snapshot.operator(uid).state(name)
-    except NotFoundError:
-        return {}, True
-    found: dict[str, tuple[list[Any], Any]] = {}
-    for table in state.origin.rows(KeyGroupRange(0, snapshot.metadata.max_parallelism - 1)):
-        if len(found) + table.num_rows > MOST_ROWS:
-            return found, False
-        keys = table.select(state.identity).to_pylist()
-        values = table.column(state.columns.value).to_pylist() if state.columns.value else [""] * table.num_rows
-        for key, value in zip(keys, values, strict=True):
-            identity = list(key.values())
-            found[repr(identity)] = (identity, value)
-    return found, True
+        for part in compared(pair, most_rows=MOST_ROWS):
+            counts["before"] += part.rows_before
+            counts["after"] += part.rows_after
+            counts["added"] += part.added.num_rows
+            counts["removed"] += part.removed.num_rows
+            counts["changed"] += part.after.num_rows
+            for change, shown_rows in _samples(pair, part).items():
+                samples[change] = [*samples[change], *shown_rows][:_SAMPLES]
+    except TooManyRows:
+        counts |= {"added": 0, "removed": 0, "changed": 0}
+        return StateComparison(uid=pair.uid, state=pair.name, counted=False, samples=[], **counts)
+    listed = [] if masks.hides(pair.uid, pair.name) else [sample for rows in samples.values() for sample in rows]
+    return StateComparison(uid=pair.uid, state=pair.name, counted=True, samples=listed, **counts)
+
+
+def _samples(pair: StatePair, part: Difference) -> dict[str, list[tuple[str, str, str]]]:
+    """Some rows of each kind of difference: the key, before and after."""
+
+    def rows(side: Side | None, table: pa.Table) -> list[tuple[str, str]]:
+        if side is None:
+            return []
+        names, value = side.state.identity, side.state.columns.value
+        picked = table.slice(0, _SAMPLES).to_pylist()
+        return [(shown_key([row[name] for name in names]), shown(row[value] if value else "")) for row in picked]
+
+    changed = zip(rows(pair.before, part.before), rows(pair.after, part.after), strict=True)
+    return {
+        "changed": [(key, before, after) for (key, before), (_, after) in changed],
+        "added": [(key, "", value) for key, value in rows(pair.after, part.added)],
+        "removed": [(key, value, "") for key, value in rows(pair.before, part.removed)],
+    }

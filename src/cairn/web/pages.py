@@ -192,8 +192,8 @@ def router(catalogue: Catalogue, options: WebOptions) -> APIRouter:
             differences = problem = None
             if numbers[0] is not None and numbers[1] is not None:
                 try:
-                    paths = [rest_api.snapshot_of(job, number).path for number in numbers]
-                    differences = states.compare(paths[0], paths[1], options.masks)
+                    older, newer = (rest_api.snapshot_of(job, number) for number in numbers)
+                    differences = states.compare(older, newer, options.masks)
                 except CorruptFileError as error:
                     problem = error
             return {

@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from cairn import __version__
 from cairn.errors import CheckpointFailedError, InvalidInputError, NotFoundError
-from cairn.snapshots.snapshot import Snapshot, open_snapshot
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.snapshot import Snapshot
 from cairn.storage import layout
 from cairn.text import no_formula
 from cairn.view import job_documents
@@ -208,15 +209,8 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
 
 def snapshot_of(job: JobView, number: int | None) -> Snapshot:
     """A retained checkpoint or a savepoint of the job by its number; without one, the newest there is."""
-    if number is None:
-        return open_snapshot(job.directory)
-    info = job.checkpoints.find(number)
-    if info is not None and is_savepoint(info) and info.path:
-        return open_snapshot(info.path)
-    folder = os.path.join(job.directory, layout.checkpoint_folder(number))
-    if not os.path.isdir(folder):
-        raise NotFoundError(f"checkpoint {number} is not retained; only its statistics may be left", checkpoint=number)
-    return open_snapshot(folder)
+    folder = layout.checkpoint_folder(number) if number is not None else ""
+    return open_snapshot(os.path.join(job.directory, folder))
 
 
 def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
@@ -256,8 +250,8 @@ def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     ) -> Document:
         """Differences between two checkpoints or savepoints of the job."""
         view = catalogue.view(jobid)
-        paths = [snapshot_of(view, number).path for number in (before, after)]
-        return {"states": msgspec.to_builtins(states.compare(paths[0], paths[1], options.masks))}
+        older, newer = (snapshot_of(view, number) for number in (before, after))
+        return {"states": msgspec.to_builtins(states.compare(older, newer, options.masks))}
 
 
 def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:

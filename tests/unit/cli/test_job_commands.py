@@ -23,7 +23,7 @@ from cairn.coordinator.control import Control
 from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.restore.restore_plan import make_plan
-from cairn.snapshots.restorable import find
+from cairn.snapshots.resolver import open_snapshot
 from cairn.storage.manifest_store import create_identity
 
 
@@ -99,7 +99,7 @@ def test_a_plan_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Captu
     path = savepoint_of(tmp_path / "a", tmp_path / "sp")
     with harness(New(), tmp_path / "shape", 5) as job:
         shape = shape_of(job)
-    plan = make_plan(find(path), shape, Settings(renames=RENAMES))
+    plan = make_plan(open_snapshot(path), shape, Settings(renames=RENAMES))
     show(plan, Output())
     text = capsys.readouterr().out
     assert "parallelism 2 -> 5" in text
@@ -116,7 +116,7 @@ def test_a_plan_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Captu
     assert states["total"]["changes"] == ["int becomes bigint"]
     with harness(Old(), tmp_path / "shape2") as job:
         other = shape_of(job, uid="other")
-    refused = make_plan(find(path), other, Settings())
+    refused = make_plan(open_snapshot(path), other, Settings())
     show(refused, Output())
     text = capsys.readouterr().out
     assert "missing  tested" in text

@@ -64,7 +64,7 @@ def test_a_damaged_neighbour_hides_nobody_and_is_told(tmp_path: Path) -> None:
         assert isinstance(error, CorruptFileError), job
         assert "job.json cannot be read" in error.message
     error = call("checkpoints", "order").exception
-    assert "could be any of orders, orders-eu" in str(error)
+    assert "'order' is ambiguous: orders, orders-eu" in str(error)
     error = call("checkpoints", "nobody").exception
     assert "cannot be read: orders, returns" in str(error)
     told = json.loads(call("list").stdout)

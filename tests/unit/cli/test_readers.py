@@ -17,7 +17,8 @@ from cairn.cli.output import Output
 from cairn.errors import IncompatibleStateError, InvalidInputError, NotFoundError, StorageError
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
-from cairn.snapshots.snapshot import find_rows, open_snapshot
+from cairn.snapshots.lookup import find_rows
+from cairn.snapshots.resolver import open_snapshot
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.keyed_harness import UID
@@ -65,7 +66,7 @@ def test_a_checkpoint_is_held_while_it_is_read(job: Path, monkeypatch: pytest.Mo
         raise InvalidInputError("stopped here")
 
     monkeypatch.setattr("cairn.api.savepoint.find_rows", slow)
-    monkeypatch.setattr(Savepoint, "_write_operator", stopped)
+    monkeypatch.setattr("cairn.spark.edited_savepoint._Edited._operator", stopped)
     assert savepoint.lookup(UID, "total", "k") == 4
     with pytest.raises(InvalidInputError, match="stopped here"):
         savepoint.write(str(job.parent / "written"))

@@ -74,11 +74,11 @@ def test_show_and_get(savepoint: str) -> None:
     assert call("state", "get", savepoint, "op", "total", "nobody", "1")[0] == 3
     for args, code, words in (
         (("state", "get", savepoint, "op", "total", "u7"), 2, "give 2 values"),
-        (("state", "get", savepoint, "op", "total", "u7", "x"), 2, "'x' is no int for key column 'shop'"),
+        (("state", "get", savepoint, "op", "total", "u7", "x"), 2, "'x' is not a valid int for key column 'shop'"),
         (("state", "get", savepoint, "op", "totl", "u7", "0"), 3, "did you mean 'total'"),
         (("state", "show", savepoint, "op"), 2, "name the state"),
         (("state", "ls", "/nowhere"), 3, "no folder /nowhere"),
-        (("state", "ls", os.path.dirname(savepoint)), 3, "no savepoint: it has no _metadata"),
+        (("state", "ls", os.path.dirname(savepoint)), 3, "no savepoint, no checkpoint and no job"),
     ):
         found, text = call(*args)
         assert (found, words in text) == (code, True), text

@@ -34,7 +34,7 @@ from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
 from cairn.spark.task_progress import between_ends
 from cairn.storage import layout
-from cairn.storage.checkpoint_store import CheckpointStore, held
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import collect, plan_garbage
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs, create_identity
@@ -174,18 +174,6 @@ def test_holding_what_is_gone_or_cannot_be_marked(tmp_path: Path) -> None:
     world.files.plan = FaultPlan([Fault("error", operation="create", times=ALWAYS)])
     with world.store.hold(1):
         assert world.store.readers(1) == []
-
-
-def test_a_path_is_held_only_if_it_is_a_checkpoint(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    take(world, 0)
-    for path in (str(tmp_path / "chk-1"), str(tmp_path / "chk-1" / "_metadata"), f"file://{tmp_path}/chk-1"):
-        with held(path):
-            assert len(world.store.readers(1)) == 1
-    for path in ("", str(tmp_path), str(tmp_path / "chk-2"), str(tmp_path / "savepoint-1")):
-        with held(path):
-            assert world.store.readers(1) == []
-    assert not (tmp_path / "chk-2").exists()
 
 
 # D20: a failed checkpoint that shared files with an earlier one.

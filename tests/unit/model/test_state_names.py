@@ -12,22 +12,24 @@ from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model.manifest import StateSpec
 from cairn.model.savepoint_records import SavepointMetadata
 from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
-from cairn.snapshots import snapshot
-from cairn.snapshots.restorable import Snapshot, StoredOperator
-from cairn.state.typed_tables import table_schema
+from cairn.snapshots.snapshot import Snapshot, SnapshotOperator, SnapshotState, pickles_allowed
 from cairn.storage.filesystem import LocalFileSystem
 
 STATES = {"a": "b.c", "a.b": "c", "plain": "state"}
 
 
 def plan(tmp_path: Path, jobs: tuple[str, ...] = tuple(STATES), **settings: Any) -> RestorePlan:
-    operators = tuple(
-        StoredOperator(uid, uid, 1, "k string", (StateSpec(state, "value", "pickle"),), 1, False)
-        for uid, state in STATES.items()
-    )
+    return make_plan(stored(tmp_path), JobShape(dict.fromkeys(jobs, "k string"), {}, 1, 0), Settings(**settings))
+
+
+def stored(folder: Path) -> Snapshot:
+    """A savepoint with the states."""
+    operators = {}
+    for uid, name in STATES.items():
+        state = SnapshotState(StateSpec(name, "value", "pickle"), "k string", None)
+        operators[uid] = SnapshotOperator(uid, uid, 1, "k string", {name: state}, rows=1)
     metadata = SavepointMetadata(1, "job", "job", 1, 16, [])
-    snapshot = Snapshot("sp", LocalFileSystem(str(tmp_path)), operators, savepoint=metadata)
-    return make_plan(snapshot, JobShape(dict.fromkeys(jobs, "k string"), {}, 1, 0), Settings(**settings))
+    return Snapshot("sp", LocalFileSystem(str(folder)), metadata, operators)
 
 
 def test_pickles_are_allowed_by_a_name_that_means_one_state(tmp_path: Path) -> None:
@@ -55,18 +57,10 @@ def test_states_are_renamed_by_a_name_that_means_one_state(tmp_path: Path) -> No
     assert (made.problems, [state.becomes.name for state in operator.states]) == ((), ["y"])
 
 
-def test_readers_allow_pickles_in_the_same_way() -> None:
-    metadata = SavepointMetadata(1, "job", "job", 1, 16, [])
-    operators = {}
-    for uid, state in STATES.items():
-        spec = StateSpec(state, "value", "pickle")
-        columns, schema = table_schema((), spec)
-        operators[uid] = snapshot.SnapshotOperator(
-            uid, uid, 1, "k string", {state: snapshot.SnapshotState(spec, columns, schema, None)}
-        )
-    savepoint = snapshot.Snapshot("sp", metadata, operators)
-    assert snapshot.pickles_allowed(savepoint, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
+def test_readers_allow_pickles_in_the_same_way(tmp_path: Path) -> None:
+    savepoint = stored(tmp_path)
+    assert pickles_allowed(savepoint, ["a/b.c", "plain.state"]) == {("a", "b.c"), ("plain", "state")}
     with pytest.raises(InvalidInputError, match=r"'a.b.c' may mean"):
-        snapshot.pickles_allowed(savepoint, ["a.b.c"])
+        pickles_allowed(savepoint, ["a.b.c"])
     with pytest.raises(NotFoundError, match=r"has a/b.c, a.b/c, plain.state"):
-        snapshot.pickles_allowed(savepoint, ["other"])
+        pickles_allowed(savepoint, ["other"])

@@ -31,9 +31,9 @@ from cairn.restore.recovery import Recovered, plan_restore, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.snapshot_origin import made_here
 from cairn.restore.start_request import StartRequest
-from cairn.snapshots.difference import verified
-from cairn.snapshots.restorable import find, of_checkpoint
-from cairn.snapshots.snapshot import open_snapshot
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.snapshot import of_checkpoint
+from cairn.snapshots.verification import verify_snapshot
 from cairn.storage import record_file, regular_files, state_file
 from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint, encode_checkpoint
 from cairn.storage.cleanup import collect, plan_garbage, sweep
@@ -109,9 +109,8 @@ def test_a_job_does_not_go_back_to_another_jobs_checkpoint(mixed: tuple[Path, Jo
     job, shape = mixed
     before = tree(job)
     told = r"chk-1/_metadata is refused: another job made it \('harness', \w+\).*move that folder back"
-    for reader in (open_snapshot, find):
-        with pytest.raises(CorruptFileError, match=told):
-            reader(str(job / "chk-1"))
+    with pytest.raises(CorruptFileError, match=told):
+        open_snapshot(str(job / "chk-1"))
     with pytest.raises(CorruptFileError, match=told):
         restored(str(job / "chk-1"), job, shape)
     assert tree(job) == before
@@ -124,11 +123,11 @@ def test_a_checkpoint_without_an_incarnation_is_told_by_the_id_of_its_job(tmp_pa
     checkpoint_of(tmp_path)
     rewritten(tmp_path, lambda c: replace(c, manifest=replace(c.manifest, incarnation="")))
     files = LocalFileSystem(str(tmp_path))
-    assert made_here(find(str(tmp_path / "chk-1")), files)
+    assert made_here(open_snapshot(str(tmp_path / "chk-1")), files)
     restored(str(tmp_path / "chk-1"), tmp_path, shape)
     rewritten(tmp_path, lambda c: replace(c, job_id="another"))
     with pytest.raises(CorruptFileError, match="another job made it"):
-        find(str(tmp_path / "chk-1"))
+        open_snapshot(str(tmp_path / "chk-1"))
 
 
 def test_lying_in_the_directory_does_not_make_a_checkpoint_the_jobs_own(tmp_path: Path) -> None:
@@ -345,12 +344,12 @@ def test_key_groups_that_are_not_those_of_the_file_are_damage(tmp_path: Path, in
     job = tmp_path / "job"
     shape = run(job, 1, inline_threshold=inline, parallelism=1)
     checkpoint_of(job)
-    assert verified(open_snapshot(str(job / "chk-1"))) == []
+    assert verify_snapshot(open_snapshot(str(job / "chk-1"))) == []
     if inline:
         bytes_of = newest(job).inlined[f"{UID}/0"]
         rewritten(job, lambda c: replace(c, manifest=replace(c.manifest, inlined={f"{UID}/127": bytes_of})))
     rewritten(job, lambda c: replace(c, manifest=with_handles(first_group=127, last_group=127)(c.manifest)))
-    (problem,) = verified(open_snapshot(str(job / "chk-1")))
+    (problem,) = verify_snapshot(open_snapshot(str(job / "chk-1")))
     told = r"it holds the changes of epoch 0 in key groups 0 to 127 .* in key groups 127 to 127 .* belong here"
     with pytest.raises(CorruptFileError, match=told):
         raise CorruptFileError(problem.why)

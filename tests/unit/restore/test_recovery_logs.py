@@ -25,12 +25,13 @@ from cairn.restore.restore_plan import JobShape
 from cairn.restore.source_logs import RestoredLogs, StoredSources, build_spark_folder
 from cairn.restore.source_matching import TICKS, again, moved_sources
 from cairn.restore.spark_logs import read_log, sealed
-from cairn.snapshots.snapshot import open_snapshot
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.verification import verify_savepoint
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore, Runs, create_identity
-from cairn.storage.savepoint_folder import read_savepoint, verify
+from cairn.storage.savepoint_folder import read_savepoint
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 
@@ -233,7 +234,7 @@ def test_going_back_to_what_was_given_up_takes_it_up_again(tmp_path: Path) -> No
     restored(str(tmp_path / "a" / "chk-2"), tmp_path / "a", shape)
     store = CheckpointStore(LocalFileSystem(str(tmp_path / "a")))
     assert [checkpoint.id for checkpoint in store.current()] == [1, 2]
-    assert open_snapshot(str(tmp_path / "a")).checkpoint == 2
+    assert open_snapshot(str(tmp_path / "a")).checkpoint_number == 2
     kept = Retained(store, Runs(store.files).newest(), 2, SystemClock())
     checkpoint_of(tmp_path / "a", 4, kept.with_added(4))
     kept.add(store.load(4))
@@ -375,9 +376,9 @@ def test_a_log_that_a_savepoint_does_not_name_is_refused(tmp_path: Path) -> None
     stray = Path(path) / "sources" / "0" / "77"
     stray.parent.mkdir(parents=True)
     (stray.parent / ".DS_Store").write_text("")
-    assert not any(problem.damage for problem in verify(path))
+    assert not any(problem.damage for problem in verify_savepoint(path))
     stray.write_text("v1\n" + json.dumps({"path": "file:///in/0", "timestamp": 1, "batchId": 0}))
-    assert [problem.path for problem in verify(path) if problem.damage] == ["sources/0/77"]
+    assert [problem.path for problem in verify_savepoint(path) if problem.damage] == ["sources/0/77"]
     with pytest.raises(CorruptFileError, match=r"sources/0/77 is not part of the savepoint.*move it away"):
         restored(path, tmp_path / "b", shape)
 

@@ -23,13 +23,13 @@ from cairn.restore.restore_plan import JobShape
 from cairn.restore.restored_epoch import next_epoch
 from cairn.restore.start_request import StartRequest
 from cairn.restore.state_move import LocalMover
-from cairn.snapshots.restorable import find
-from cairn.snapshots.snapshot import open_snapshot, retained
+from cairn.snapshots.resolver import open_snapshot, retained
+from cairn.snapshots.verification import verify_savepoint
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import Runs, load_identity
-from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint, verify
+from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint
 from cairn.testing.keyed_harness import UID
 
 
@@ -44,7 +44,7 @@ def claimed_and_cut_off(tmp_path: Path) -> tuple[str, JobShape, LocalFileSystem]
     files = LocalFileSystem(str(tmp_path / "b"))
     identity = load_identity(files)
     assert identity is not None
-    snapshot = find(path)
+    snapshot = open_snapshot(path)
     claim(snapshot, identity, files, next_epoch(snapshot, files), Runs(files).take(2, 0).run)
     assert (Path(path) / "_claimed").exists()
     return path, shape, files
@@ -63,7 +63,7 @@ def test_a_claim_of_a_restore_that_never_happened_deletes_nothing(tmp_path: Path
         job.run_epoch()
     checkpoint_of(tmp_path / "b", 1)
     assert release_claims(files, 1) == []
-    assert verify(path) == []
+    assert verify_savepoint(path) == []
 
 
 def test_the_next_start_gives_a_savepoint_back_that_was_claimed_in_vain(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_another_savepoint_at_the_path_of_a_claimed_one_stays(tmp_path: Path) ->
     files = LocalFileSystem(str(tmp_path / "b"))
     checkpoint_of(tmp_path / "b", 1)
     assert release_claims(files, 1) == []
-    assert verify(str(path)) == []
+    assert verify_savepoint(str(path)) == []
     assert files.list("claims") == [], "the job owns nothing there any more"
 
 
@@ -221,13 +221,13 @@ def test_checkpoints_that_were_given_up_are_not_current_and_go_first(tmp_path: P
             job.run_epoch()
             paths.append(checkpoint_of(tmp_path / "a", number))
     job_dir = str(tmp_path / "a")
-    assert open_snapshot(job_dir).checkpoint == 3
+    assert open_snapshot(job_dir).checkpoint_number == 3
     restored(paths[0], tmp_path / "a", shape)  # back to the first: 2 and 3 are given up
     store = CheckpointStore(LocalFileSystem(job_dir))
     assert [checkpoint.id for checkpoint in store.current()] == [1]
-    assert open_snapshot(job_dir).checkpoint == 1
-    assert open_snapshot(paths[2]).checkpoint == 3, "by name it can still be read"
-    assert [snapshot.checkpoint for snapshot in retained(job_dir)] == [1]
+    assert open_snapshot(job_dir).checkpoint_number == 1
+    assert open_snapshot(paths[2]).checkpoint_number == 3, "by name it can still be read"
+    assert [snapshot.checkpoint_number for snapshot in retained(job_dir)] == [1]
     kept = Retained(store, Runs(store.files).newest(), 2, SystemClock())
     assert kept.newest_epoch == store.load(1).manifest.epoch
     checkpoint_of(tmp_path / "a", 4, kept.with_added(4))

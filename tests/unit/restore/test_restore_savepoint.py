@@ -22,10 +22,11 @@ from cairn.model.descriptors import (
 )
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.keygroups import key_group
-from cairn.snapshots.snapshot import as_python, find_rows, open_snapshot
+from cairn.snapshots.lookup import as_python, find_rows
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.verification import verify_savepoint
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
-from cairn.storage.savepoint_folder import verify
 from cairn.testing.keyed_harness import UID
 
 
@@ -47,7 +48,7 @@ def test_rescale_by_savepoint(tmp_path: Path, before: int, after: int) -> None:
         job.restart(parallelism=2)
         assert job.state("total", "k0") == model()["k0"]["total"] + 1000
     again = savepoint_of(tmp_path / "b", tmp_path / "sp2")
-    assert verify(again) == []
+    assert verify_savepoint(again) == []
 
 
 def test_keys_of_one_key_group_and_operators_without_state(tmp_path: Path) -> None:

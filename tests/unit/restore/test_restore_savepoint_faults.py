@@ -22,9 +22,10 @@ from cairn.model.descriptors import (
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.state_move import LocalMover
 from cairn.runtime.declared_states import Declared
+from cairn.snapshots.verification import verify_savepoint
 from cairn.storage import regular_files
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.savepoint_folder import encode_savepoint, is_savepoint, read_savepoint, verify
+from cairn.storage.savepoint_folder import encode_savepoint, is_savepoint, read_savepoint
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit
 from cairn.testing.keyed_harness import UID, KeyedProcessHarness
 
@@ -70,7 +71,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
     refused(Old(), "does not match its checksum", CorruptFileError)
     part.unlink()
     refused(Old(), "is missing", CorruptFileError)
-    with pytest.raises(NotFoundError, match="no checkpoint and no savepoint"):
+    with pytest.raises(NotFoundError, match="no savepoint, no checkpoint and no job"):
         restored(str(tmp_path), tmp_path / "b", shape_of(harness(Old(), tmp_path / "shape")))
 
 
@@ -92,7 +93,7 @@ def test_a_savepoint_that_cannot_be_read_right_now_is_not_damaged(
         patch.setattr(regular_files, "open_file", cut_off)
         with pytest.raises(StorageError, match=r"cannot read .*: the connection was cut"):
             restored(path, tmp_path / "b", shape)
-        assert all(problem.unread for problem in verify(path))
+        assert all(problem.unread for problem in verify_savepoint(path))
     assert not (tmp_path / "b").exists()
     restored(path, tmp_path / "b", shape)
 
@@ -182,7 +183,7 @@ def test_a_crash_at_every_step_of_a_restore(tmp_path: Path) -> None:
         try:
             restored(path, target, shape, files=files)
         except Crash:
-            assert verify(path) == []
+            assert verify_savepoint(path) == []
         else:
             break
         restored(path, target, shape)
@@ -228,7 +229,7 @@ def test_a_crash_at_every_step_of_a_savepoint(tmp_path: Path) -> None:
             savepoint_of(tmp_path / "a", target, files, token="t")
         except Crash:
             for found in target.iterdir():
-                assert not is_savepoint(str(found)) or verify(str(found)) == []
+                assert not is_savepoint(str(found)) or verify_savepoint(str(found)) == []
                 assert not is_savepoint(str(found)) or not found.name.startswith(".")
         else:
             break
@@ -267,7 +268,7 @@ def test_a_crash_at_every_storage_call_of_a_job_with_a_savepoint_and_a_clean_up(
             assert job.epoch == 2
             assert job.state("seen", "k1") == model()["k1"]["seen"]
         for path in (folder / "sp").glob("savepoint-*"):
-            assert verify(str(path)) == []
+            assert verify_savepoint(str(path)) == []
             if call % 7 == 0:
                 restored(str(path), folder / "b", shape)
                 with harness(Old(), folder / "b", 3) as job:

@@ -14,7 +14,8 @@ from cairn.model.manifest import Manifest, OperatorState, StateHandle, inline_ke
 from cairn.restore.damage import damage
 from cairn.restore.restored_epoch import BroughtState, Restore, publish_restored
 from cairn.restore.source_logs import copy_source, positions_of
-from cairn.snapshots.restorable import find, of_checkpoint
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.snapshot import of_checkpoint
 from cairn.storage import state_file
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, Runs
@@ -94,13 +95,13 @@ def test_positions_of_an_offset_entry() -> None:
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="is no checkpoint and no savepoint"):
-        find(str(tmp_path))
+    with pytest.raises(NotFoundError, match="is no savepoint, no checkpoint and no job"):
+        open_snapshot(str(tmp_path))
     (tmp_path / "chk-3").mkdir()
     with pytest.raises(NotFoundError, match="completed there: none"):
-        find(str(tmp_path / "chk-3"))
+        open_snapshot(str(tmp_path / "chk-3"))
     with pytest.raises(NotFoundError, match="completed there: none"):
-        find(f"file://{tmp_path}/chk-3/_metadata")
+        open_snapshot(f"file://{tmp_path}/chk-3/_metadata")
 
 
 def inlined_manifest(epoch: int) -> Manifest:

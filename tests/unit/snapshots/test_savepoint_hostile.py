@@ -32,8 +32,9 @@ from cairn.model.limits import wrong_type
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint_records import SavepointMetadata, SourceFile
 from cairn.restore.source_logs import copy_source, positions_of
-from cairn.snapshots.difference import verified
-from cairn.snapshots.snapshot import find_rows, open_snapshot
+from cairn.snapshots.lookup import find_rows
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.verification import verify_savepoint, verify_snapshot
 from cairn.storage import savepoint_folder
 from cairn.storage.checkpoint_store import decode_checkpoint, encode_checkpoint
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem, flip_bit, truncate
@@ -57,7 +58,7 @@ def copy(original: str, tmp_path: Path) -> str:
 def everything(path: str) -> None:
     """Whatever a reader may do."""
     snapshot = open_snapshot(path)
-    problems = verified(snapshot)
+    problems = verify_snapshot(snapshot)
     if problems:
         raise CorruptFileError(problems[0].why)
     for operator in snapshot.operators.values():
@@ -92,7 +93,7 @@ def test_flipped_bits_and_cuts_of_tables_are_found_by_every_reader(copy: str, or
             flip_bit(part, rng.randrange(len(whole)), rng.randrange(8))
         with pytest.raises(CorruptFileError, match="damaged"):
             load(copy, tmp_path / "o")
-        assert [problem.path for problem in savepoint_folder.verify(copy)] == [str(part.relative_to(copy))]
+        assert [problem.path for problem in verify_savepoint(copy)] == [str(part.relative_to(copy))]
         with pytest.raises(CorruptFileError):
             everything(copy)
         part.write_bytes(whole)
@@ -326,10 +327,10 @@ def test_a_crash_at_any_step_leaves_no_savepoint_or_a_whole_one(original: str, t
             faulty = FaultyFileSystem(begun._target, plan)
             try:
                 path = savepoint_folder.SavepointFolder(faulty, begun.token).complete(metadata)
-                assert savepoint_folder.verify(path) == []
+                assert verify_savepoint(path) == []
             except (Crash, StorageError):
                 for found, _ in savepoint_folder.list_savepoints(str(target)):
-                    assert savepoint_folder.verify(found) == []
+                    assert verify_savepoint(found) == []
                 visible = [name for name in os.listdir(target) if not name.startswith(".")]
                 assert all(savepoint_folder.is_savepoint(str(target / name)) for name in visible)
 

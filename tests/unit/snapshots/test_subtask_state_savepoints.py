@@ -36,10 +36,12 @@ from cairn import (
 from cairn.model.ddl import parse_columns
 from cairn.model.keygroups import key_group_range
 from cairn.model.manifest import OPERATOR_KINDS, StateSpec
-from cairn.snapshots.difference import verified
-from cairn.snapshots.snapshot import find_rows, first_rows, open_snapshot
+from cairn.snapshots.lookup import find_rows
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.snapshot import first_rows
+from cairn.snapshots.verification import verify_savepoint, verify_snapshot
 from cairn.state.typed_tables import table_schema, to_section, to_table
-from cairn.storage.savepoint_folder import read_savepoint, verify
+from cairn.storage.savepoint_folder import read_savepoint
 from cairn.testing.keyed_harness import UID
 
 # Tables.
@@ -74,7 +76,7 @@ def test_rows_of_subtasks_become_sections_and_rows_again(kind: str) -> None:
 def test_everybody_reads_the_tables(tmp_path: Path) -> None:
     run_buffer(tmp_path / "a", 2)
     path = savepoint_of(tmp_path / "a", tmp_path / "sp")
-    assert verify(path) == []
+    assert verify_savepoint(path) == []
     tables = {table.spec.name: table for table in read_savepoint(path).operators[0].tables}
     assert {name: (table.spec.kind, table.rows) for name, table in tables.items()} == {
         "held": ("operator-list", 8), "counts": ("operator-union", 2), "raw": ("operator-list", 2),
@@ -97,7 +99,7 @@ def test_a_broadcast_map_is_there_once(tmp_path: Path) -> None:
     chk = checkpoint_of(tmp_path / "a")
     for place in (path, chk):
         snapshot = open_snapshot(place)
-        assert verified(snapshot) == []
+        assert verify_snapshot(snapshot) == []
         found = first_rows(snapshot, snapshot.operator(UID).state("limits"), 10)
         assert [tuple(row.values()) for row in found.to_pylist()] == wanted
         assert snapshot.operator(UID).state("total").schema.names == ["key", "key_group", "value"]
@@ -126,7 +128,7 @@ def test_a_restore_deals_out_as_a_restart_does(tmp_path: Path, before: int, afte
             one.run_epoch()
         assert everything(job) == everything(twin)
     again = savepoint_of(tmp_path / "b", tmp_path / "sp2")
-    assert verify(again) == []
+    assert verify_savepoint(again) == []
     restored(again, tmp_path / "c", shape(buffer(Buffer(), tmp_path / "shape", 1), tmp_path))
     with buffer(Buffer(), tmp_path / "c", 1) as job:
         assert sorted(job.operator_state("held")[0]) == [*range(11), 100, 200, 201, 202]

@@ -22,8 +22,8 @@ from cairn import (
 )
 from cairn.model.manifest import StateSpec
 from cairn.runtime.declared_states import declared_states
-from cairn.snapshots.difference import compared
-from cairn.snapshots.snapshot import open_snapshot
+from cairn.snapshots.difference import compared, state_pairs
+from cairn.snapshots.resolver import open_snapshot
 from cairn.testing.keyed_harness import UID
 
 # Asking functions.
@@ -94,8 +94,8 @@ def test_what_differs(tmp_path: Path) -> None:
     old, new = open_snapshot(first), open_snapshot(second)
     counted = {}
     for name in ("held", "counts"):
-        one, two = ((s.operator(UID), s.operator(UID).state(name)) for s in (old, new))
-        parts = list(compared(old, one, new, two))
+        pair = next(pair for pair in state_pairs(old, new) if pair.name == name)
+        parts = list(compared(pair))
         counted[name] = [sum(getattr(p, which).num_rows for p in parts) for which in ("added", "removed", "after")]
     assert counted["held"] == [2, 0, 0]
     assert counted["counts"] == [0, 0, 2]

@@ -20,13 +20,16 @@ from cairn.model.ddl import parse_columns
 from cairn.model.keygroups import KeyGroupRange, key_group
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint_records import SavepointMetadata, SavepointOperator
-from cairn.snapshots.snapshot import find_rows, first_rows, open_snapshot
+from cairn.snapshots.lookup import find_rows
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.snapshot import first_rows
 from cairn.snapshots.table_tasks import (
     TableWork,
     checked_schema,
     table_rows,
     write_tables,
 )
+from cairn.snapshots.verification import verify_savepoint
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import savepoint_folder, savepoint_parquet
 from cairn.storage.chain_merge import write_snapshot
@@ -70,7 +73,7 @@ def test_a_savepoint_holds_every_state_as_a_table(savepoint: str) -> None:
         for row in found.slice(0, 20).to_pylist():
             assert row["key_group"] == key_group([row["user"], row["shop"]], ["string", "int"], 16)
     assert metadata.operators[0].table("empty").files == []  # type: ignore[union-attr]
-    assert savepoint_folder.verify(savepoint) == []
+    assert verify_savepoint(savepoint) == []
 
 
 def test_rows_lie_in_order_and_row_groups_follow_key_groups(
@@ -150,7 +153,7 @@ def test_a_savepoint_can_be_copied_and_the_original_deleted(tmp_path: Path, save
     shutil.copytree(savepoint, moved)
     wanted = sorted_rows(read_back(savepoint, "visits"))
     shutil.rmtree(savepoint)
-    assert savepoint_folder.verify(moved) == []
+    assert verify_savepoint(moved) == []
     assert rows_in(load(moved, tmp_path / "o"), tmp_path / "o", "visits") == wanted
 
 
@@ -222,7 +225,7 @@ def test_completing_wants_every_file_and_a_free_name(tmp_path: Path, job: Operat
     empty = msgspec.structs.replace(metadata, operators=[])
     with pytest.raises(InvalidInputError, match="exists already; a savepoint overwrites nothing"):
         progress.complete(empty, os.path.basename(path))
-    assert savepoint_folder.verify(path) == []
+    assert verify_savepoint(path) == []
     assert len(savepoint_folder.list_savepoints(str(tmp_path / "sp"))) == 1
 
 

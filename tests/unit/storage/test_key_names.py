@@ -14,7 +14,8 @@ from cairn.errors import InvalidInputError
 from cairn.model.ddl import key_ddl, parse_keys, parse_type, same_keys
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
-from cairn.snapshots.snapshot import as_python, find_rows, open_snapshot
+from cairn.snapshots.lookup import as_python, find_rows
+from cairn.snapshots.resolver import open_snapshot
 from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore

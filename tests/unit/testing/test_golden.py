@@ -10,7 +10,7 @@ import pytest
 from tests.golden.make import FOLDER, ROWS, Golden, day, job, wide
 from tests.support.restore_lab import restored, shape_of
 
-from cairn.storage.savepoint_folder import verify
+from cairn.snapshots.verification import verify_savepoint
 from cairn.testing.keyed_harness import UID
 
 
@@ -29,7 +29,7 @@ def model() -> dict[tuple[str, int], dict[str, Any]]:
 @pytest.mark.parametrize("path", ["savepoint", "job/chk-1"])
 def test_golden_files_are_restored(tmp_path: Path, path: str, parallelism: int) -> None:
     shutil.copytree(FOLDER, tmp_path / "golden")
-    assert verify(str(tmp_path / "golden" / "savepoint")) == []
+    assert verify_savepoint(str(tmp_path / "golden" / "savepoint")) == []
     with job(tmp_path / "shape", parallelism) as made:
         shape = shape_of(made)
     restored(str(tmp_path / "golden" / path), tmp_path / "b", shape, groups=16, allow_pickled=(f"{UID}.any",), now_ms=1)

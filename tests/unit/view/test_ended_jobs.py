@@ -176,7 +176,7 @@ def test_the_moment_of_the_end_stands_where_it_belongs(tmp_path: Path) -> None:
 
 def test_the_state_of_a_job_is_found_by_its_name(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ended.parent.parent)
-    monkeypatch.setattr("cairn.cli.checkpoint_commands.DEFAULT_DIRECTORY", str(ended.parent))
+    monkeypatch.setattr("cairn.storage.job_lookup.DEFAULT_DIRECTORY", str(ended.parent))
     assert "savepoint of harness" in call("state", "ls", JOB).stdout
     made = call("state", "ls", "nobody")
     assert isinstance(made.exception, CairnError)

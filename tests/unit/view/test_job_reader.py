@@ -12,10 +12,10 @@ import pytest
 from tests.support.web_job import EVIL, JOB, START, UID, info, make_job
 
 from cairn.coordinator.epoch_loop import EpochReport
-from cairn.errors import InvalidInputError, NotFoundError
+from cairn.errors import NotFoundError
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import TaskMetrics
-from cairn.snapshots.snapshot import open_snapshot
+from cairn.snapshots.resolver import open_snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore, Totals
 from cairn.storage.filesystem import LocalFileSystem
@@ -245,28 +245,26 @@ def test_more_rows_than_a_page_counts_are_not_counted(job: Path, monkeypatch: py
 
 
 def test_two_checkpoints_are_compared(job: Path) -> None:
-    found = {d.state: d for d in state_browser.compare(str(job / "chk-2"), str(job / "chk-4"), state_browser.Masks())}
+    older, newer = (open_snapshot(str(job / name)) for name in ("chk-2", "chk-4"))
+    found = {d.state: d for d in state_browser.compare(older, newer, state_browser.Masks())}
     assert (found["total"].changed, found["total"].added) == (7, 0)
     assert (found["seen"].added, found["seen"].removed) == (40, 0)
     assert found["total"].samples[0][1] != found["total"].samples[0][2]
 
 
+def test_more_rows_than_a_page_counts_are_not_compared(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_browser, "MOST_ROWS", 8)
+    older, newer = (open_snapshot(str(job / name)) for name in ("chk-2", "chk-4"))
+    found = {d.state: d for d in state_browser.compare(older, newer, state_browser.Masks())}
+    assert (found["total"].counted, found["total"].changed) == (True, 7)
+    assert (found["seen"].counted, found["seen"].added, found["seen"].samples) == (False, 0, [])
+
+
 def test_what_is_cut_for_the_page_is_compared_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_browser, "_SHOWN", 0)
-    found = {d.state: d for d in state_browser.compare(str(job / "chk-2"), str(job / "chk-4"), state_browser.Masks())}
+    older, newer = (open_snapshot(str(job / name)) for name in ("chk-2", "chk-4"))
+    found = {d.state: d for d in state_browser.compare(older, newer, state_browser.Masks())}
     assert (found["total"].changed, found["seen"].added) == (7, 40)
-
-
-def test_a_key_that_does_not_fit_is_refused(job: Path) -> None:
-    operator = open_snapshot(str(job)).operator(UID)
-    assert state_browser.parse_key(operator, "a,b") == "a,b"  # one column: the text is the key
-    from cairn.snapshots.snapshot import SnapshotOperator
-
-    numbers = SnapshotOperator("n", "n", 1, "a int, b date")
-    with pytest.raises(InvalidInputError, match="2 values"):
-        state_browser.parse_key(numbers, "1")
-    with pytest.raises(InvalidInputError, match="no date"):
-        state_browser.parse_key(numbers, "1,yesterday")
 
 
 # The journal.

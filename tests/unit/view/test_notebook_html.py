@@ -10,7 +10,7 @@ from tests.support.web_job import EVIL, JOB, START, info, make_job
 
 from cairn.api.savepoint import Savepoint
 from cairn.errors import InvalidInputError
-from cairn.snapshots.snapshot import open_snapshot
+from cairn.snapshots.resolver import open_snapshot
 from cairn.view.job_reader import JobReader
 from cairn.view.notebook_html import ROWS, Checkpoints, job_html, sparkline, table
 from cairn.view.plots import plot

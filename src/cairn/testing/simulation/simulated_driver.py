@@ -23,6 +23,7 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.ddl import key_ddl
 from cairn.model.manifest import Manifest, OperatorState, StateHandle
 from cairn.restore.log_agreement import output_is_published
+from cairn.restore.pinned_snapshot import pinned
 from cairn.restore.recovery import Recovered, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.source_logs import COMPACT_INTERVAL
@@ -32,7 +33,7 @@ from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.compact_task import compact_range
 from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.storage import layout
-from cairn.storage.checkpoint_store import CheckpointStore, held
+from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.manifest_store import Runs
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import SimulatedFileSystem
@@ -139,16 +140,16 @@ class Driver:
         sink.uid = "out"
         sink.may_repeat = self.settings.checkpoints.mode == "AT_LEAST_ONCE"
         spec = operator(self.parallelism, self.world.source.timed)
-        with held(self.settings.restore_path):
-            start = StartRequest(
-                files, "job", "job", self.settings, self.parallelism, GROUPS, [UID],  # type: ignore[arg-type]
-                restorer=Restorer(
-                    lambda: JobShape({UID: key_ddl(spec.key_types)}, {UID: declared_states(spec, {})},
-                                     self.parallelism, GROUPS, sources=[SOURCE]),
-                    LocalMover(),
-                ),
-                sources=lambda: [SOURCE],
-            )  # fmt: skip
+        request = StartRequest(
+            files, "job", "job", self.settings, self.parallelism, GROUPS, [UID],  # type: ignore[arg-type]
+            restorer=Restorer(
+                lambda: JobShape({UID: key_ddl(spec.key_types)}, {UID: declared_states(spec, {})},
+                                 self.parallelism, GROUPS, sources=[SOURCE]),
+                LocalMover(),
+            ),
+            sources=lambda: [SOURCE],
+        )  # fmt: skip
+        with pinned(request) as start:
             recovered = recover(start, system.Clock().now_ms(), prepare=lambda: sink.start(None, self.job.root, None))
         return recovered, sink
 
