@@ -18,8 +18,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from cairn.api.job_handle import JobHandle, JobStatus
+from cairn.api.job_handle import JobHandle
 from cairn.coordinator.epoch_loop import EpochReport
+from cairn.job.life_cycle import JobStatus
 from cairn.spark.session import local_session, query_settings
 
 POLL_SECONDS = 0.2

@@ -18,7 +18,8 @@ _HOMES = {
     "cairn.api.data_stream": ("DataStream",),
     "cairn.api.interval_join": ("IntervalJoin",),
     "cairn.api.windowed_stream": ("AllWindowedStream", "WindowedStream"),
-    "cairn.api.job_handle": ("JobHandle", "JobStatus"),
+    "cairn.api.job_handle": ("JobHandle",),
+    "cairn.job.life_cycle": ("JobStatus",),
     "cairn.api.savepoint": ("Savepoint",),
     "cairn.api.data_source": ("register",),
     "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
     from cairn.api.data_stream import DataStream
     from cairn.api.environment import StreamExecutionEnvironment
     from cairn.api.interval_join import IntervalJoin
-    from cairn.api.job_handle import JobHandle, JobStatus
+    from cairn.api.job_handle import JobHandle
     from cairn.api.keyed_stream import KeyedStream
     from cairn.api.results import CloseableIterator, DataStreamSink
     from cairn.api.savepoint import Savepoint
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         UserFunctionError,
     )
+    from cairn.job.life_cycle import JobStatus
     from cairn.model.assigners import (
         CountSlidingWindowAssigner,
         CountTumblingWindowAssigner,

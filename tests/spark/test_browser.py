@@ -20,7 +20,7 @@ from tests.support.servers.chromium import chromium as installed_chromium
 from tests.support.spark_lab import Lab
 
 from cairn import FileSink, JobHandle
-from cairn.api.job_handle import JobStatus
+from cairn.job.life_cycle import JobStatus
 from cairn.view.job_reader import JobReader
 from cairn.web import driver_server
 

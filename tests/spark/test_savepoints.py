@@ -37,8 +37,8 @@ from cairn import (
     Time,
     ValueStateDescriptor,
 )
+from cairn.events import PROCESS_EVENTS, StateMoved
 from cairn.snapshots.verification import verify_savepoint
-from cairn.spark import state_mover
 from cairn.spark.logical_plan import source_names
 from cairn.storage.savepoint_folder import read_savepoint
 
@@ -61,9 +61,7 @@ def tables(path: str) -> dict[str, list[Any]]:
     return found
 
 
-def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(lab: Lab) -> None:
     """J1, J6, J9, J13, F11, F12: 2 to 7 to 3, other backends, a copy of the folder, the original deleted."""
     lab.feed(ROWS[:80], files=2)
     job = running(lab)
@@ -86,11 +84,12 @@ def test_a_savepoint_beside_the_stream_starts_other_jobs_at_any_parallelism(
     moved = str(lab.folder / "elsewhere" / "copy")
     shutil.copytree(made.path, moved)
     shutil.rmtree(made.path)
-    told: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(state_mover, "watchers", [lambda *step: told.append(step)])
+    steps: list[StateMoved] = []
+    PROCESS_EVENTS.subscribe(StateMoved, steps.append)
     seven = running(lab, "seven", 7, **{FROM: moved, "state.backend.type": "hashmap"})
-    assert all(done <= total for _, done, total in told)
-    assert told[-1][1] == told[-1][2] > 0, "who watches a restore hears of its end"
+    PROCESS_EVENTS.unsubscribe(steps.append)
+    assert all(step.done <= step.total for step in steps)
+    assert steps[-1].done == steps[-1].total > 0, "who watches a restore hears of its end"
     beside = running(lab, "beside", 1, **{FROM: moved})
     processed(seven, 80)
     processed(beside, 80)

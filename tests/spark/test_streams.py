@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 from tests.support.oracle import numbered_rows, ship
-from tests.support.spark_lab import Lab
+from tests.support.spark_lab import Lab, query_of
 
 from cairn import (
     FileSink,
@@ -94,7 +94,7 @@ def test_an_operator_runs_once_for_all_its_readers(lab: Lab, calls: Path) -> Non
     for name, stream in streams.items():
         stream.sink_to(FileSink(str(lab.folder / name)), uid=f"to-{name}")
     job = env.execute("marks")
-    plan = job._query._jsq.explainInternal(False)
+    plan = query_of(job)._jsq.explainInternal(False)
     assert plan.count("MapInArrow cairn:marks(") == 1
     assert plan.count("ReusedExchange") >= 4
     found = {name: [row[0] for row in lab.written(lab.folder / name)] for name in streams}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.oracle import OUTPUT, Oracle, expected, numbered_rows
 from tests.support.patience import PATIENCE
-from tests.support.spark_lab import Lab
+from tests.support.spark_lab import Lab, query_of
 
 from cairn import FencedError, FileSink, JobHandle, JobStatus
 
@@ -43,7 +43,7 @@ def test_the_older_run_fails_and_the_newer_one_survives_what_it_wrote(lab: Lab) 
         assert old.status() is JobStatus.FAILED
         events = [json.loads(path.read_bytes()) for path in (lab.jobs / "oracle" / "events").iterdir()]
         assert not [event for event in events if event["kind"] == "finished"]
-        wait(lambda: "Waiting for data" in new._query.status["message"], new)
+        wait(lambda: "Waiting for data" in query_of(new).status["message"], new)
         # An older run that reads the next file first writes what it has seen before it looks who has the job.
         log = lab.jobs / "oracle" / "spark" / "sources" / "0"
         version, entry = (log / "0").read_text().splitlines()

@@ -10,6 +10,7 @@ from tests.support.oracle import INPUT, OUTPUT, Oracle, Row, write_file, write_f
 
 from cairn import DataStream, FileSink, JobHandle, KeyedProcessFunction, StreamExecutionEnvironment
 from cairn.model.manifest import Manifest
+from cairn.spark.spark_query import SparkQuery
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import ManifestStore
 
@@ -85,6 +86,14 @@ class Lab:
     def manifests(self, job_id: str = "oracle", retained: int = 10) -> list[Manifest]:
         """All manifests of a job, oldest first. Every file that a retained one names is there."""
         return intact_manifests(self.jobs / job_id, retained)
+
+
+def query_of(job: JobHandle) -> Any:
+    """Spark's own query of a job's newest run."""
+    run = job._supervisor.current
+    assert run is not None
+    assert isinstance(run.query, SparkQuery)
+    return run.query.streaming_query
 
 
 def intact_manifests(job_dir: Path, retained: int = 10) -> list[Manifest]:

@@ -10,7 +10,7 @@ from tests.support.savepoint_lab import World
 
 from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.job.epoch_gate import EpochGate
-from cairn.job.stopping import stop
+from cairn.job.stopping import StopContext, stop
 
 
 class Loop:
@@ -41,10 +41,10 @@ def stopped(world: World, gate: EpochGate, order: SavepointOrder, loop: Any = No
     ended: list[bool] = []
 
     def call() -> Any:
-        return stop(
-            world.files, gate, world.coordinator, loop or Loop(), order, 1, order.drained,
-            lambda: ended.append(True), PATIENCE,
-        )  # fmt: skip
+        context = StopContext(
+            world.files, gate, world.coordinator, loop or Loop(), 1, order.drained, lambda: ended.append(True)
+        )
+        return stop(context, order, PATIENCE)
 
     info = served(world, call)
     return info, ended

@@ -18,6 +18,7 @@ LAYERS = [
     {"errors"},
     {"text"},
     {"logs", "quantities"},
+    {"events"},
     {"config"},
     {"model"},
     {"storage"},
@@ -254,8 +255,6 @@ def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.Functio
 
 
 MANY_PARAMETERS: set[str] = {
-    "api/job_handle.py: JobHandle.__init__",
-    "api/job_handle.py: JobHandle._attach",
     "cli/job_commands.py: stop_job",
     "cli/main.py: _job_options",
     "cli/main.py: doctor",
@@ -273,12 +272,9 @@ MANY_PARAMETERS: set[str] = {
     "coordinator/checkpoint_coordinator.py: CheckpointCoordinator.__init__",
     "coordinator/checkpoint_statistics.py: operator_stats",
     "coordinator/epoch_loop.py: EpochLoop.__init__",
-    "job/stopping.py: _stop",
-    "job/stopping.py: stop",
     "runtime/batch_operator.py: BatchOperator.__init__",
     "runtime/keyed_operator.py: ProcessOperator.__init__",
     "runtime/windowing/aggregate_operator.py: WindowAggregateOperator.__init__",
-    "spark/run_wiring.py: make_coordinator",
     "state/working_store.py: _Opener.__init__",
     "state/working_store.py: open_store",
     "testing/input_harness.py: ProcessHarness.__init__",

@@ -179,8 +179,8 @@ class StreamExecutionEnvironment(PyFlinkNames):
 
     def execute_async(self, job_name: str = "") -> JobHandle:
         """Start the job and return at once. A job of this name that ran before goes on where it stopped."""
-        handle: JobHandle = start_job(self.definition, job_name, JobHandle)
-        return handle
+        start = start_job(self.definition, job_name)
+        return JobHandle(start.supervisor, start.publisher)
 
 
 def _checked_frame(df: Any) -> FrameNode:

@@ -16,8 +16,9 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from cairn.api.job_handle import JobHandle, JobStatus
+from cairn.api.job_handle import JobHandle
 from cairn.connectors.sink_base import BaseSink
+from cairn.job.life_cycle import JobStatus
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import row_columns

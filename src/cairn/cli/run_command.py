@@ -105,18 +105,19 @@ def restoring(config: dict[str, Any], out: Output) -> Iterator[None]:
         yield
         return
     from cairn.cli.progress_bar import Step, display
-    from cairn.spark import state_mover
+    from cairn.events import PROCESS_EVENTS, StateMoved
 
     with display(out) as show:
 
-        def told(uid: str, done: int, total: int) -> None:
-            show(Step(f"restoring {uid}", done, total, "pieces") if done < total else None)
+        def moved(event: StateMoved) -> None:
+            unfinished = event.done < event.total
+            show(Step(f"restoring {event.uid}", event.done, event.total, "pieces") if unfinished else None)
 
-        state_mover.watchers.append(told)
+        PROCESS_EVENTS.subscribe(StateMoved, moved)
         try:
             yield
         finally:
-            state_mover.watchers.remove(told)
+            PROCESS_EVENTS.unsubscribe(moved)
 
 
 def _prepare_process(job: Path, args: Sequence[str], config: dict[str, Any]) -> None:

@@ -12,86 +12,117 @@ from typing import Any, TextIO
 
 from cairn.cli.output import json_line, problem_document
 from cairn.errors import CairnError
+from cairn.events import PROCESS_EVENTS, CheckpointCompleted, JobEvent
+from cairn.job.job_events import EpochCommitted, JobEnded, JobRestarting, JobStarted, ObservedJob
+from cairn.storage import layout
 
 SHAPE = 1
+_NAMES: dict[type[JobEvent], str] = {
+    JobStarted: "started",
+    EpochCommitted: "epoch",
+    CheckpointCompleted: "checkpoint",
+    JobRestarting: "restarting",
+    JobEnded: "ended",
+}
 
 
 class RunEvents:
-    """Writes lines to what was stdout when it was made; whatever else is printed then goes to stderr."""
+    """Writes lines to what was stdout when it was made; whatever else is printed then goes to stderr.
+
+    Threads: events come on any thread; one lock guards the sums and the stream.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
-        self._jobs: dict[str, _Count] = {}
+        self._jobs: dict[str, _Sums] = {}
 
-    def tell(self, event: str, job: Any, facts: dict[str, Any]) -> None:
-        """As `cairn.job.events` calls it."""
-        known = self._jobs.setdefault(job.job_id, _Count(job))
-        self._write({"event": event, "time_ms": _now(), "job": job.job_id, **known.told(event, facts)})
+    def hear(self, event: JobEvent) -> None:
+        """Listens to the events of the process."""
+        with self._lock:
+            sums, job_id = self._sums_of(event)
+            line = sums.line(event) if sums is not None else None
+            if line is not None:
+                self._write({"event": _NAMES[type(event)], "time_ms": _now(), "job": job_id, **line})
+
+    def _sums_of(self, event: JobEvent) -> tuple[_Sums | None, str]:
+        if isinstance(event, CheckpointCompleted):
+            return self._jobs.get(event.job_id), event.job_id
+        if isinstance(event, JobStarted | EpochCommitted | JobRestarting | JobEnded):
+            job_id = event.job.context.job_id
+            return self._jobs.setdefault(job_id, _Sums(event.job)), job_id
+        return None, ""
 
     def summary(self, code: int, error: CairnError | None) -> None:
-        self._write({
-            "event": "summary",
-            "version": SHAPE,
-            "time_ms": _now(),
-            "exit_code": int(code),
-            "jobs": [count.summary() for count in self._jobs.values()],
-            "error": None if error is None else problem_document(error),
-        })  # fmt: skip
+        with self._lock:
+            self._write({
+                "event": "summary",
+                "version": SHAPE,
+                "time_ms": _now(),
+                "exit_code": int(code),
+                "jobs": [sums.summary() for sums in self._jobs.values()],
+                "error": None if error is None else problem_document(error),
+            })  # fmt: skip
 
     def _write(self, document: dict[str, Any]) -> None:
-        with self._lock:
-            print(json_line(document), file=self._stream, flush=True)
+        print(json_line(document), file=self._stream, flush=True)
 
 
-class _Count:
-    """One job: its handle, and the sums over its epochs."""
+class _Sums:
+    """One job, and the sums over its epochs. Guarded by the lock of `RunEvents`."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: ObservedJob) -> None:
         self._job = job
         self._epochs = self._rows_in = self._rows_out = 0
         self._epoch = -1
         self._checkpoint: int | None = None
 
-    def told(self, event: str, facts: dict[str, Any]) -> dict[str, Any]:
-        job = self._job
-        if event == "started":
+    def line(self, event: JobEvent) -> dict[str, Any] | None:
+        """What is printed of an event; None for those that are not."""
+        context, run = self._job.context, self._run()
+        if isinstance(event, JobStarted):
             return {
-                "name": job.name, "run": job.run, "restored_epoch": job.restored_epoch, "directory": job.directory,
+                "name": context.name, "run": run, "restored_epoch": self._restored(), "directory": context.directory,
             }  # fmt: skip
-        if event == "epoch":
-            report = facts["report"]
+        if isinstance(event, EpochCommitted):
+            report = event.report
             self._epochs, self._epoch = self._epochs + 1, report.epoch
             self._rows_in, self._rows_out = self._rows_in + report.rows_in, self._rows_out + report.rows_out
             return {
-                "run": job.run, "epoch": report.epoch, "duration_ms": round(report.duration_ms, 3),
+                "run": run, "epoch": report.epoch, "duration_ms": round(report.duration_ms, 3),
                 "rows_in": report.rows_in, "rows_out": report.rows_out, "keys": report.keys,
                 "bytes_written": report.bytes_written,
             }  # fmt: skip
-        if event == "checkpoint":
-            self._checkpoint = facts["number"]
-            return {"run": job.run, "checkpoint": facts["number"], "path": self._path(facts["number"])}
-        if event == "restarting":
-            return {"run": job.run, "error": problem_document(facts["failure"])}
-        return {"run": job.run, "state": job.status().value}
+        if isinstance(event, CheckpointCompleted):
+            self._checkpoint = event.number
+            return {"run": run, "checkpoint": event.number, "path": self._path(event.number)}
+        if isinstance(event, JobRestarting):
+            return {"run": run, "error": problem_document(event.failure)}
+        if isinstance(event, JobEnded):
+            return {"run": run, "state": event.status.value}
+        return None
+
+    def _run(self) -> int:
+        return self._job.current.number if self._job.current is not None else 0
+
+    def _restored(self) -> int | None:
+        return self._job.current.restored_epoch if self._job.current is not None else None
 
     def _path(self, number: int) -> str:
-        from cairn.storage import layout
-
-        return os.path.join(self._job.directory, layout.checkpoint_folder(number))
+        return os.path.join(self._job.context.directory, layout.checkpoint_folder(number))
 
     def summary(self) -> dict[str, Any]:
-        job = self._job
+        job, context = self._job, self._job.context
         error = job.exception()
         path = self._path(self._checkpoint) if self._checkpoint is not None else None
         return {
-            "job": job.job_id,
-            "name": job.name,
-            "directory": job.directory,
+            "job": context.job_id,
+            "name": context.name,
+            "directory": context.directory,
             "state": job.status().value,
-            "run": job.run,
+            "run": self._run(),
             "restarts": job.restarts,
-            "epoch": self._epoch if self._epochs else job.restored_epoch,
+            "epoch": self._epoch if self._epochs else self._restored(),
             "epochs": self._epochs,
             "rows_in": self._rows_in,
             "rows_out": self._rows_out,
@@ -106,13 +137,11 @@ def _now() -> int:
 
 @contextmanager
 def watched() -> Iterator[RunEvents]:
-    """Tells of all jobs that are started meanwhile. What the script prints goes to stderr, so that stdout is JSON."""
-    from cairn.job.events import watchers
-
+    """Prints the events of all jobs of this process. What the script prints goes to stderr, so that stdout is JSON."""
     events = RunEvents(sys.stdout)
-    watchers.append(events.tell)
+    PROCESS_EVENTS.subscribe(JobEvent, events.hear)
     try:
         with redirect_stdout(sys.stderr):
             yield events
     finally:
-        watchers.remove(events.tell)
+        PROCESS_EVENTS.unsubscribe(events.hear)

@@ -20,10 +20,11 @@ from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoint_assembly import assembled
 from cairn.coordinator.checkpoint_statistics import Insight, Tasks, at_rest
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, End, Pending, SavepointOrder, Snapshots
-from cairn.coordinator.ports import Clock, JobFacts, Listeners, SavepointRunner, SnapshotRunner, SystemClock
+from cairn.coordinator.ports import Clock, JobFacts, SavepointRunner, SnapshotRunner, SystemClock
 from cairn.coordinator.retained_checkpoints import Retained
 from cairn.coordinator.savepoint_requests import SavepointDesk
 from cairn.errors import CairnError, CheckpointFailedError, FencedError
+from cairn.events import CheckpointAborted, CheckpointCompleted, EventBus
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import (
     CheckpointInfo,
@@ -95,7 +96,7 @@ class CheckpointCoordinator:
         """This and all that is waited for is told by the clock that only runs on."""
         self._closed = False
         self._fenced = False
-        self.listeners = Listeners()
+        self.events = EventBus()
         self.notices: list[tuple[int, bool]] = []
         """Ends that no epoch has carried to the tasks yet: number, and whether it completed."""
         first: float = self._period()
@@ -448,7 +449,7 @@ class CheckpointCoordinator:
             info.id, self._facts.job_id, info.written_bytes, info.duration_ms, info.full_bytes, info.epoch,
         )  # fmt: skip
         self._store.remember(info)
-        self.listeners.tell(self.listeners.completed, info.id)
+        self.events.publish(CheckpointCompleted(self._facts.job_id, info.id))
         pending.request.end(info)
 
     def _finalize_savepoint(self, pending: Pending) -> None:
@@ -505,7 +506,7 @@ class CheckpointCoordinator:
                 if not self._fenced:
                     self._store.remember(end.info)
                 if not end.pending.is_savepoint:
-                    self.listeners.tell(self.listeners.aborted, end.info.id)
+                    self.events.publish(CheckpointAborted(self._facts.job_id, end.info.id))
             except Exception:  # noqa: BLE001 - whoever waits must hear of the end in any case
                 _log.exception("while giving up checkpoint %d", end.info.id)
             finally:

@@ -1,17 +1,14 @@
-"""Whom the checkpoint coordinator deals with: a clock, those who write beside the stream, those who want to be told."""
+"""What the checkpoint coordinator is given: a clock, and those who write snapshots and savepoints beside the stream."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from cairn.coordinator.pending_checkpoint import SavepointOrder, Snapshots
-from cairn.logs import get_logger
 from cairn.model.manifest import Manifest
-
-_log = get_logger("cairn.checkpoint")
 
 
 class Clock(Protocol):
@@ -82,21 +79,3 @@ class JobFacts:
     job_id: str
     name: str
     run: int
-
-
-Listener = Callable[[int], None]
-
-
-@dataclass
-class Listeners:
-    """Told of every end, on the coordinator's thread."""
-
-    completed: list[Listener] = field(default_factory=list)
-    aborted: list[Listener] = field(default_factory=list)
-
-    def tell(self, listeners: Sequence[Listener], number: int) -> None:
-        for listener in listeners:
-            try:
-                listener(number)
-            except Exception:  # noqa: BLE001 - a checkpoint is not undone by what somebody does on hearing of it
-                _log.exception("a checkpoint listener raised; the job goes on")

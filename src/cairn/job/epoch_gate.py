@@ -17,7 +17,10 @@ class _State(Enum):
 
 
 class EpochGate:
-    """Lets one epoch in at a time. Shut, the next one waits; ended, it is turned away."""
+    """Lets one epoch in at a time. Shut, the next one waits; ended, it is turned away.
+
+    Threads: the stream's thread enters and leaves, any other may shut, open or end the gate. One condition guards all.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -107,13 +110,15 @@ class EpochGate:
     @property
     def idle(self) -> float:
         """Seconds since the last epoch ended: none while one is inside, and without end while none may enter."""
-        if self._inside:
-            return 0.0
-        return time.monotonic() - self._emptied if self._state is _State.OPEN else math.inf
+        with self._changed:
+            if self._inside:
+                return 0.0
+            return time.monotonic() - self._emptied if self._state is _State.OPEN else math.inf
 
     @property
     def ended(self) -> bool:
-        return self._state is _State.ENDED
+        with self._changed:
+            return self._state is _State.ENDED
 
     def _wait_until_empty(self, timeout: float | None) -> bool:
         return self._changed.wait_for(lambda: not self._inside, timeout)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from cairn.job.running_query import RunningQuery
 from cairn.logs import get_logger
 
 _log = get_logger("cairn.job")
-_WAITING = "Waiting for data to arrive"
-"""What Spark calls the state of a query whose sources have nothing new."""
 
 
 def tell_start(name: str, run: int, epoch: int) -> None:
@@ -24,9 +22,12 @@ def tell_end(name: str, epoch: int | None, epochs: int) -> None:
 
 
 class NothingNew:
-    """Says once that a run which goes on from an epoch waits for input. Called again and again until it has."""
+    """Says once that a run which goes on from an epoch waits for input. Called again and again until it has.
 
-    def __init__(self, name: str, epoch: int | None, query: Any, epochs: Callable[[], int]) -> None:
+    Threads: owned by the coordinator's thread.
+    """
+
+    def __init__(self, name: str, epoch: int | None, query: RunningQuery, epochs: Callable[[], int]) -> None:
         self._name = name
         self._epoch = epoch
         self._query = query
@@ -44,7 +45,7 @@ class NothingNew:
 
     def _waits(self) -> bool:
         try:
-            return bool(self._query.status["message"] == _WAITING)
+            return self._query.waits_for_input()
         except Exception as error:  # noqa: BLE001 - the JVM may be gone, which others find out
             _log.debug("the state of the query is not known: %s", error)
             return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -19,10 +20,10 @@ from cairn.errors import CairnError, CheckpointFailedError, NotFoundError
 from cairn.job.epoch_gate import EpochGate
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo
-from cairn.spark.savepoint_writer import savepoint_path
 from cairn.storage import layout
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.savepoint_folder import read_savepoint
+from cairn.storage.savepoint_target import savepoint_path
 
 _log = get_logger("cairn.job")
 
@@ -42,8 +43,26 @@ class Draining(Protocol):
     draining: bool
 
 
+@dataclass(frozen=True)
+class StopContext:
+    """The run that is to be stopped."""
+
+    files: FileSystem
+    gate: EpochGate
+    coordinator: CheckpointCoordinator
+    loop: Draining
+    run: int
+    timers: bool
+    """Whether a drain needs one more epoch, for timers to fire in."""
+    end: Callable[[], None]
+    """Stops the query. The gate is shut when it is called."""
+
+
 class _Stop:
-    """A stop that is under way, for those who ask for it again meanwhile."""
+    """A stop that is under way, for those who ask for it again meanwhile.
+
+    Threads: the one that stops calls `end` once, any other may join; the event orders them.
+    """
 
     def __init__(self, order: SavepointOrder) -> None:
         self.order = order
@@ -55,7 +74,7 @@ class _Stop:
         self._ended.set()
 
     def join(self, order: SavepointOrder, timeout: float) -> CheckpointInfo:
-        """Wait for its end and tell what it told; refused for an order that is another one."""
+        """Wait for its end, and return or raise the same; refused for an order that is another one."""
         if order.request != self.order.request:
             raise CheckpointFailedError(
                 f"the job is being stopped already, by request '{self.order.request}'; wait for that, or join it by "
@@ -71,33 +90,23 @@ class _Stop:
         if isinstance(self._outcome, CheckpointInfo):
             return self._outcome
         error = self._outcome
-        told = error.message if isinstance(error, CairnError) else str(error) or type(error).__name__
-        raise CheckpointFailedError(told) from error
+        reason = error.message if isinstance(error, CairnError) else str(error) or type(error).__name__
+        raise CheckpointFailedError(reason) from error
 
 
-def stop(
-    files: FileSystem,
-    gate: EpochGate,
-    coordinator: CheckpointCoordinator,
-    loop: Draining,
-    order: SavepointOrder,
-    run: int,
-    timers: bool,
-    end: Callable[[], None],
-    timeout: float,
-) -> CheckpointInfo:
-    """Stop with a savepoint. `end` stops the query; the gate is shut then, and no epoch lies after the savepoint.
+def stop(context: StopContext, order: SavepointOrder, timeout: float) -> CheckpointInfo:
+    """Stop with a savepoint, after which lies no epoch. Called on any thread but the stream's and the coordinator's.
 
     One stop goes on at a time. Asked for again under its id, it is the same one; under another id it is refused.
     """
     mine = _Stop(order)
-    running: _Stop | None = gate.hold(mine)
+    running: _Stop | None = context.gate.hold(mine)
     if running is not None:
         return running.join(order, timeout)
     try:
-        info = _stop(files, gate, coordinator, loop, order, run, timers, end, timeout)
+        info = _stop(context, order, timeout)
     except BaseException as error:
-        gate.release()
+        context.gate.release()
         mine.end(error)
         raise
     mine.end(info)  # the gate stays held: nothing can be stopped a second time
@@ -113,19 +122,10 @@ def finish_newest(gate: EpochGate, coordinator: CheckpointCoordinator, deadline:
         gate.one_more(max(0.0, deadline - time.monotonic()))
 
 
-def _stop(
-    files: FileSystem,
-    gate: EpochGate,
-    coordinator: CheckpointCoordinator,
-    loop: Draining,
-    order: SavepointOrder,
-    run: int,
-    timers: bool,
-    end: Callable[[], None],
-    timeout: float,
-) -> CheckpointInfo:
+def _stop(context: StopContext, order: SavepointOrder, timeout: float) -> CheckpointInfo:
+    gate, coordinator = context.gate, context.coordinator
     deadline = time.monotonic() + timeout
-    note = StopNote(order.request, order.directory, order.drained, run)
+    note = StopNote(order.request, order.directory, order.drained, context.run)
     if not gate.shut(timeout):
         if gate.ended:
             raise CheckpointFailedError("the job is ending already, so it is not stopped with a savepoint")
@@ -133,12 +133,12 @@ def _stop(
             f"the running epoch did not end within {timeout:.0f} s, so the job was not stopped; it goes on"
         )
     try:
-        _write_note(files, note)
+        _write_note(context.files, note)
         request = _known(coordinator, order)
         if request is None:
             finish_newest(gate, coordinator, deadline)
-            if order.drained and timers:
-                _drain(gate, loop, deadline)
+            if order.drained and context.timers:
+                _drain(gate, context.loop, deadline)
             request = coordinator.savepoint(order)
         info = _wait(request, deadline, timeout)
         current = coordinator.current_epoch()
@@ -150,10 +150,10 @@ def _stop(
             )
     except BaseException:
         gate.open()
-        _remove_note(files, note)
+        _remove_note(context.files, note)
         raise
-    end()
-    _remove_note(files, note)
+    context.end()
+    _remove_note(context.files, note)
     last = coordinator.current_epoch()
     if last != info.epoch:
         raise CheckpointFailedError(
@@ -210,7 +210,7 @@ def _remove_note(files: FileSystem, note: StopNote) -> None:
 
 def tell_of_unfinished_stops(files: FileSystem, job_id: str, epoch: int) -> list[str]:
     """Say what became of stops that the job did not survive, and forget them. Called by a new run, once."""
-    told = []
+    messages = []
     for info in files.list(layout.STOPPING):
         try:
             note = msgspec.json.decode(files.read(info.path), type=StopNote)
@@ -226,8 +226,8 @@ def tell_of_unfinished_stops(files: FileSystem, job_id: str, epoch: int) -> list
             except NotFoundError:
                 text += f"There is no savepoint; the job goes on from epoch {epoch}."
             _log.warning("%s", text)
-            told.append(text)
+            messages.append(text)
             files.delete(info.path)
         except (CairnError, OSError, msgspec.MsgspecError) as error:
             _log.warning("a note about an earlier stop cannot be read: %s", error)
-    return told
+    return messages

@@ -15,19 +15,22 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from cairn.config import DEFAULT_DIRECTORY, Settings
+from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
 from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
 from cairn.coordinator.epoch_time import TimeKeeper
 from cairn.coordinator.offset_log import LocalOffsets
-from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import InvalidInputError
-from cairn.job.actions import actions_of
+from cairn.job.actions import JobActions
 from cairn.job.idle_start import NothingNew, tell_start
+from cairn.job.job_context import JobContext
 from cairn.job.job_directory import jobmanager_directory, sweep_leftovers
+from cairn.job.job_run import JobRun, RunParts
 from cairn.job.publisher import Publisher
 from cairn.job.start_configuration import announce_discards, recall
 from cairn.job.stopping import tell_of_unfinished_stops
+from cairn.job.supervisor import RunStarter, Supervisor
 from cairn.logs import get_logger
 from cairn.model.ddl import key_ddl
 from cairn.restore.pinned_snapshot import pinned
@@ -47,8 +50,9 @@ from cairn.spark.function_probe import probe
 from cairn.spark.graph_facts import topology
 from cairn.spark.job_definition import JobDefinition
 from cairn.spark.logical_plan import source_names
-from cairn.spark.run_wiring import make_coordinator
+from cairn.spark.run_wiring import RunContext, make_coordinator
 from cairn.spark.session import query_settings
+from cairn.spark.spark_query import SparkQuery
 from cairn.spark.state_mover import SparkMover
 from cairn.spark.task_progress import SourceRows
 from cairn.spark.worker_check import check_workers
@@ -70,33 +74,34 @@ class JobStart:
     """What all runs of a started job have in common."""
 
     definition: JobDefinition
-    name: str
-    job_id: str
-    files: LocalFileSystem
-    settings: Settings
-    """Those of the first run. A restart does not restore the snapshot that they name once more."""
-    handle: Any
+    supervisor: Supervisor
     publisher: Publisher
 
+    @property
+    def context(self) -> JobContext:
+        """Its settings are those of the first run. A restart does not restore the snapshot that they name once more."""
+        return self.supervisor.context
 
-def start_job(definition: JobDefinition, name: str, new_handle: Callable[..., Any]) -> Any:
-    """Start a job. Returns its handle once the first run has begun."""
+
+def start_job(definition: JobDefinition, name: str) -> JobStart:
+    """Start a job. Returns once the first run has begun."""
     # 1. Is the job complete, and can the workers run it?
     _check(definition, name)
     # 2. Settle where the job is kept, its settings, and the maximum parallelism that its state has.
-    start = _settle(definition, name, new_handle)
+    start = _settle(definition, name)
     # 3. `cairn plan` ends here.
     if plan_hooks:
         plan_hooks[-1](_restore_plan(start))
     # 4. Take the job over, and find what it goes on from.
     began = time.perf_counter()
-    recovered = _recover(start, start.settings)
+    recovered = _recover(start, start.context.settings)
     definition.executed = True
     spent_ms = (time.perf_counter() - began) * 1000
     _report_start(start, recovered)
-    # 5. Start the first run, and let the handle start others when this one has failed.
+    # 5. Start the first run, and let the supervisor start others when this one has failed.
     graph = _graph(definition)
-    again = replace(start.settings, restore_path="")
+    settings = start.context.settings
+    again = replace(settings, restore_path="")
 
     def restart(thorough: bool) -> None:
         since = time.perf_counter()
@@ -104,12 +109,11 @@ def start_job(definition: JobDefinition, name: str, new_handle: Callable[..., An
         _publish(start, next_recovered, graph, "", (time.perf_counter() - since) * 1000)
         _start_run(start, next_recovered, again, graph)
 
-    start.handle._restart = restart
-    start.handle._release = lambda: _close_sinks(definition)
-    _publish(start, recovered, graph, start.settings.restore_path, spent_ms)
-    announce_discards(CheckpointStore(start.files), name, recovered, start.settings.checkpoints)
-    _start_run(start, recovered, start.settings, graph)
-    return start.handle
+    start.supervisor.starter = RunStarter(restart, lambda: _close_sinks(definition))
+    _publish(start, recovered, graph, settings.restore_path, spent_ms)
+    announce_discards(CheckpointStore(start.context.files), name, recovered, settings.checkpoints)
+    _start_run(start, recovered, settings, graph)
+    return start
 
 
 # Steps 1 and 2: checks, directory and settings.
@@ -128,7 +132,7 @@ def _check(definition: JobDefinition, name: str) -> None:
     check_workers(definition.spark)
 
 
-def _settle(definition: JobDefinition, name: str, new_handle: Callable[..., Any]) -> JobStart:
+def _settle(definition: JobDefinition, name: str) -> JobStart:
     parallelism = definition.parallelism
     directory = _directory(definition.settings)
     job_id = layout.checked(definition.settings.job_id or layout.slug(name), "job id")
@@ -139,11 +143,9 @@ def _settle(definition: JobDefinition, name: str, new_handle: Callable[..., Any]
     if identity is not None:
         definition.adopt_max_parallelism(identity.max_parallelism)
     publisher = Publisher(files, job_id, settings)
-    handle = new_handle(
-        name, job_id, files.root, RestartPolicy(settings.restart, settings.checkpoints),
-        settings.checkpoints.retention, settings.checkpoints.savepoint_dir, definition.timers, publisher,
-    )  # fmt: skip
-    return JobStart(definition, name, job_id, files, settings, handle, publisher)
+    supervisor = Supervisor(JobContext(name, job_id, files, settings, definition.timers))
+    publisher.follow(supervisor.events)
+    return JobStart(definition, supervisor, publisher)
 
 
 def _directory(settings: Settings) -> str:
@@ -163,19 +165,19 @@ def _directory(settings: Settings) -> str:
 
 def _restore_plan(start: JobStart) -> RestorePlan:
     """What a start from the snapshot that the settings name would do."""
-    job = start.definition
-    return plan_restore(start.files, start.name, start.settings, lambda: _shape(job), _compact_interval(job))
+    job, context = start.definition, start.context
+    return plan_restore(context.files, context.name, context.settings, lambda: _shape(job), _compact_interval(job))
 
 
 def _recover(start: JobStart, settings: Settings, thorough: bool = False) -> Recovered:
-    job, files = start.definition, start.files
+    job, context, files = start.definition, start.context, start.context.files
 
     def prepare() -> None:
         check_promises(files)
         _start_sinks(job, files.root)
 
     request = StartRequest(
-        files, start.job_id, start.name, settings, settings.parallelism, job.max_parallelism,
+        files, context.job_id, context.name, settings, settings.parallelism, job.max_parallelism,
         [spec.uid for spec in job.operators], compact_interval=_compact_interval(job),
         restorer=Restorer(lambda: _shape(job), SparkMover(job.spark)),
         sources=lambda: _sources(job, final_frame(job.sinks)[0]),
@@ -220,11 +222,12 @@ def _close_sinks(job: JobDefinition) -> None:
 
 def _report_start(start: JobStart, recovered: Recovered) -> None:
     """Clear what earlier runs have left behind, and log what the job goes on from."""
-    sweep_leftovers(start.files)
+    context = start.context
+    sweep_leftovers(context.files)
     newest = recovered.manifest.epoch if recovered.manifest is not None else -1
     if recovered.manifest is not None and recovered.manifest.run != recovered.run.run:
-        tell_start(start.name, recovered.run.run, newest)
-    tell_of_unfinished_stops(start.files, start.job_id, newest)
+        tell_start(context.name, recovered.run.run, newest)
+    tell_of_unfinished_stops(context.files, context.job_id, newest)
 
 
 # Step 5: a run.
@@ -245,56 +248,72 @@ def _publish(
 
 def _start_run(start: JobStart, recovered: Recovered, settings: Settings, graph: Sequence[dict[str, Any]]) -> None:
     """Start one run: coordinator and epoch loop, the streaming query, and the thread that looks after both."""
-    job, handle, files = start.definition, start.handle, start.files
-    manifest, run = recovered.manifest, recovered.run.run
+    job, supervisor, files = start.definition, start.supervisor, start.context.files
+    manifest = recovered.manifest
     spark_folder = os.path.join(files.root, manifest.spark if manifest is not None else layout.SPARK)
     frame, readers = final_frame(job.sinks)
     names = _sources(job, frame)
-    steady = RetryingFileSystem(files)
-    background = Background(job.spark, idle=lambda: handle._gate.idle)
-    compactor = Compactor(compaction_job(background, files.root, run), settings.compaction_chain)
-    plans = [OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in job.operators]
-    sinks = [attached.sink for attached in job.sinks]
-    coordinator = make_coordinator(
-        job.spark, handle, files, steady, background, recovered, settings, plans, sinks, job.acks(),
-        _compact_interval(job),
-    )  # fmt: skip
-    batches = ArrowBatches(job.spark, frame, [plan.uid for plan in plans], sinks)
+    run = JobRun(start.context, supervisor.gate, recovered.run.run, manifest.epoch if manifest is not None else None)
+    context = RunContext(
+        spark=job.spark,
+        job=start.context,
+        run=run,
+        recovered=recovered,
+        settings=settings,
+        steady=RetryingFileSystem(files),
+        background=Background(job.spark, idle=lambda: supervisor.gate.idle),
+        plans=[OperatorPlan(spec.uid, spec.name, spec.parallelism) for spec in job.operators],
+        sinks=[attached.sink for attached in job.sinks],
+        acks=job.acks(),
+        compact_interval=_compact_interval(job),
+        failover=supervisor.restarts > 0,
+    )
+    compactor = Compactor(compaction_job(context.background, files.root, run.number), settings.compaction_chain)
+    coordinator = make_coordinator(context)
+    batches = ArrowBatches(job.spark, frame, [plan.uid for plan in context.plans], context.sinks)
     loop = EpochLoop(
-        files=steady,
+        files=context.steady,
         identity=recovered.identity,
         run=recovered.run,
-        operators=plans,
-        sinks=sinks,
-        cluster=SparkCluster(job.spark, job.acks(), readers),
+        operators=context.plans,
+        sinks=context.sinks,
+        cluster=SparkCluster(job.spark, context.acks, readers),
         offsets=LocalOffsets(spark_folder),
         settings=settings,
         current=manifest,
         compactor=compactor,
-        listener=batches.listening(handle._on_epoch),
+        listener=batches.listening(supervisor.epoch_committed),
         checkpoints=coordinator,
         source_names=names,
-        timekeeper=TimeKeeper(steady, settings.max_jump_ms, settings.max_downtime_ms, settings.time_reset),
+        timekeeper=TimeKeeper(context.steady, settings.max_jump_ms, settings.max_downtime_ms, settings.time_reset),
     )
     complete_plan(spark_folder, names, int(time.time() * 1000))
-    query = _start_query(job, frame, spark_folder, names, handle._guarded(batches.between(loop.run_epoch)))
+    query = _start_query(job, frame, spark_folder, names, run.guarded(batches.between(loop.run_epoch)))
+    run.started(SparkQuery(start.context.name, query))
     vertices = [(vertex["id"], vertex["name"]) for vertex in graph if vertex["kind"] == "source"]
     start.publisher.watch(SourceRows(query, names, vertices))
-    control = Control(steady, coordinator, actions_of(handle))
-    failing = FailFast(job.spark, str(query.runId))
-    resumed = manifest.epoch if manifest is not None and handle._query is None else None
-    idle = NothingNew(start.name, resumed, query, lambda: len(handle.epochs()))
+    control = Control(context.steady, coordinator, JobActions(supervisor).of_requests())
+    thread = _start_checkpoint_thread(start, run, coordinator, control, FailFast(job.spark, str(query.runId)))
+    supervisor.attach(run, RunParts(coordinator, thread, control, compactor, loop))
+
+
+def _start_checkpoint_thread(
+    start: JobStart, run: JobRun, coordinator: CheckpointCoordinator, control: Control, failing: FailFast
+) -> CheckpointThread:
+    """Start the coordinator's thread. Between its steps it looks at requests, failed tasks, sources and newer runs."""
+    supervisor, publisher = start.supervisor, start.publisher
+    resumed = run.restored_epoch if supervisor.current is None else None
+    idle = NothingNew(start.context.name, resumed, run.query, lambda: len(supervisor.reports))
 
     def between_checkpoints() -> None:
         failing.look()
         idle.look()
         control.serve()
-        start.publisher.look()
-        start.publisher.recorder.due()
+        publisher.look()
+        publisher.recorder.due()
 
-    watch = RunWatch(Runs(files), run, lambda error: handle._fail(error, query))
-    thread = CheckpointThread(coordinator, between_checkpoints, watch)
-    handle._attach(recovered, query, compactor, coordinator, thread, control, loop)
+    watch = RunWatch(Runs(start.context.files), run.number, run.fail)
+    return CheckpointThread(coordinator, between_checkpoints, watch)
 
 
 def _start_query(

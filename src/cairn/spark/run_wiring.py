@@ -1,14 +1,15 @@
-"""Puts the checkpoint coordinator of a run together: what it asks Spark for, whom it tells, when a job fails for it."""
+"""Puts the checkpoint coordinator of a run together: what it needs of Spark, who hears of its checkpoints, and when the
+job fails for them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cairn.api.job_handle import JobHandle
 from cairn.config import Settings
 from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
@@ -16,6 +17,9 @@ from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.coordinator.epoch_loop import OperatorPlan
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import CheckpointFailedError
+from cairn.events import CheckpointAborted, CheckpointCompleted, EventBus
+from cairn.job.job_context import JobContext
+from cairn.job.job_run import JobRun
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.functions import CheckpointListener
 from cairn.restore.claims import release_claims
@@ -26,31 +30,41 @@ from cairn.spark.background_tasks import Background
 from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.spark.task_progress import EpochProgress
 from cairn.storage.checkpoint_store import CheckpointStore
-from cairn.storage.filesystem import FileSystem, LocalFileSystem
+from cairn.storage.filesystem import FileSystem
 
 
-def make_coordinator(
-    spark: SparkSession,
-    handle: JobHandle,
-    files: LocalFileSystem,
-    steady: FileSystem,
-    background: Background,
-    recovered: Recovered,
-    settings: Settings,
-    plans: Sequence[OperatorPlan],
-    sinks: Sequence[BaseSink],
-    acks: Any,
-    compact_interval: int,
-) -> CheckpointCoordinator:
-    """The coordinator of one run. `steady` is the same directory as `files`, asked again when it fails in passing."""
-    store = CheckpointStore(steady, settings.web.history)
-    run = recovered.run.run
-    facts = JobFacts(handle.job_id, handle.name, run)
-    snapshots = SparkSnapshots(spark, background, files.root, run)
-    progress = EpochProgress(spark, acks, run)
+@dataclass(frozen=True)
+class RunContext:
+    """What one run of a job is made of."""
+
+    spark: SparkSession
+    job: JobContext
+    run: JobRun
+    recovered: Recovered
+    settings: Settings
+    """Those of this run: a restart does not restore from a snapshot again."""
+    steady: FileSystem
+    """The directory of the job, asked again when it fails in passing."""
+    background: Background
+    plans: Sequence[OperatorPlan]
+    sinks: Sequence[BaseSink]
+    acks: Any
+    """The accumulator that tasks acknowledge to."""
+    compact_interval: int
+    failover: bool = False
+    """Whether the run follows a failure of the job in this process."""
+
+
+def make_coordinator(context: RunContext) -> CheckpointCoordinator:
+    """The checkpoint coordinator of one run, with the listeners that hear of its checkpoints."""
+    settings, files, recovered = context.settings, context.job.files, context.recovered
+    store = CheckpointStore(context.steady, settings.web.history)
+    facts = JobFacts(context.job.job_id, context.job.name, context.run.number)
+    snapshots = SparkSnapshots(context.spark, context.background, files.root, facts.run)
+    progress = EpochProgress(context.spark, context.acks, facts.run)
 
     def intolerable(info: CheckpointInfo) -> None:
-        handle._fail(
+        context.run.fail(
             CheckpointFailedError(
                 f"Exceeded checkpoint tolerable failure threshold: more than "
                 f"{settings.checkpoints.tolerable_failures} failed in a row, the last one was checkpoint "
@@ -68,11 +82,11 @@ def make_coordinator(
         recovered.manifest,
         intolerable,
         chance=random.Random(),
-        savepoints=SparkSavepoints(spark, files, facts, compact_interval, background),
-        failover=handle.restarts > 0,
+        savepoints=SparkSavepoints(context.spark, files, facts, context.compact_interval, context.background),
+        failover=context.failover,
         published=output_is_published(files, recovered.manifest),
         insight=Insight(
-            [(plan.uid, plan.name, plan.parallelism) for plan in plans],
+            [(plan.uid, plan.name, plan.parallelism) for plan in context.plans],
             progress.acknowledged,
             snapshots.written,
             progress.alignment,
@@ -80,12 +94,14 @@ def make_coordinator(
         ),
     )
 
-    def completed(number: int) -> None:
-        release_claims(files, settings.checkpoints.num_retained)
-
-    coordinator.listeners.completed.append(completed)
-    for sink in sinks:
+    events = coordinator.events
+    events.subscribe(CheckpointCompleted, lambda event: release_claims(files, settings.checkpoints.num_retained))
+    for sink in context.sinks:
         if isinstance(sink, CheckpointListener):
-            coordinator.listeners.completed.append(sink.notify_checkpoint_complete)
-            coordinator.listeners.aborted.append(sink.notify_checkpoint_aborted)
+            _tell_sink(events, sink)
     return coordinator
+
+
+def _tell_sink(events: EventBus, sink: CheckpointListener) -> None:
+    events.subscribe(CheckpointCompleted, lambda event: sink.notify_checkpoint_complete(event.number))
+    events.subscribe(CheckpointAborted, lambda event: sink.notify_checkpoint_aborted(event.number))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 import time
@@ -34,29 +33,9 @@ from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, local_root, sync
 from cairn.storage.manifest_store import load_identity
 from cairn.storage.savepoint_folder import SavepointFolder, dispose, named_files, read_savepoint
+from cairn.storage.savepoint_target import request_token, savepoint_path
 
 _log = get_logger("cairn.api")
-
-
-def target_directory(given: str | None, configured: str) -> str:
-    """Where a savepoint goes: the directory that was named, or the configured one."""
-    directory = given or configured
-    if not directory:
-        raise InvalidInputError(
-            "no directory for the savepoint: name one, or set execution.checkpointing.savepoint-dir "
-            "(env.set_default_savepoint_directory) for all savepoints of the job",
-            option="execution.checkpointing.savepoint-dir",
-        )
-    return local_root(directory)
-
-
-def savepoint_path(directory: str, job_id: str, request: str) -> str:
-    """The folder of the savepoint that a request makes: the same for the same request."""
-    return os.path.join(local_root(directory), layout.savepoint_name(job_id, _token(request)))
-
-
-def _token(*named: str) -> str:
-    return hashlib.blake2b("\0".join(named).encode(), digest_size=6).hexdigest()
 
 
 @dataclass
@@ -132,7 +111,7 @@ class SparkSavepoints:
     def _write(self, number: int, manifest: Manifest, order: SavepointOrder) -> None:
         folder = self._begin(order)
         work = [_work(self._files.root, manifest, operator, folder.path) for operator in manifest.operators]
-        name = layout.savepoint_name(self._facts.job_id, _token(order.request))
+        name = layout.savepoint_name(self._facts.job_id, request_token(order.request))
         writing = self._writing[number] = _Writing(folder, name, sum(map(len, work)))
         operators = [
             assembled(operator, self._tables(number, writing, operator.uid, portion))
@@ -162,7 +141,7 @@ class SparkSavepoints:
         Other jobs may write into the same directory, with the same request ids: the folder is this job's alone. And
         each attempt has its own: a task of one that was given up may still write, and must not into the savepoint.
         """
-        token = _token(self._files.root, self._facts.job_id, order.request)
+        token = request_token(self._files.root, self._facts.job_id, order.request)
         target = local_root(order.directory)
         with contextlib.suppress(CairnError, OSError):  # what stays is hidden, and swept when it is a day old
             for name in os.listdir(target):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from cairn.errors import StorageError, from_traceback
+from cairn.events import PROCESS_EVENTS, StateMoved
 from cairn.logs import get_logger
 from cairn.model.manifest import StateHandle
 from cairn.restore.restore_plan import OperatorRestore, RestorePlan
@@ -22,8 +23,6 @@ from cairn.snapshots.table_tasks import load_tables
 from cairn.spark.background_tasks import POOL, POOL_PROPERTY
 
 _log = get_logger("cairn.checkpoint")
-watchers: list[Callable[[str, int, int], None]] = []
-"""Of `cairn run`: told now and then of an operator's uid, how many of its pieces are brought over, and of how many."""
 _WATCH_SECONDS = 0.4
 
 
@@ -61,8 +60,8 @@ class SparkMover:
 def _watched(
     context: SparkContext, uid: str, total: int, step: Callable[[Any], list[bytes]]
 ) -> Iterator[Callable[[Any], list[bytes]]]:
-    """The step, counted while somebody watches."""
-    if not watchers:
+    """The step. While somebody listens, its progress is published."""
+    if not PROCESS_EVENTS.has_listeners(StateMoved):
         yield step
         return
     done = context.accumulator(0)
@@ -73,14 +72,9 @@ def _watched(
         done.add(1)
         return made
 
-    def tell(pieces: int) -> None:
-        with suppress(Exception):  # a restore does not fail because nobody can be told of it
-            for watcher in watchers:
-                watcher(uid, pieces, total)
-
     def watch() -> None:
         while not over.wait(_WATCH_SECONDS):
-            tell(min(total - 1, done.value))
+            PROCESS_EVENTS.publish(StateMoved(uid, min(total - 1, done.value), total))
 
     thread = threading.Thread(target=watch, name="cairn-restore-progress", daemon=True)
     thread.start()
@@ -89,4 +83,4 @@ def _watched(
     finally:
         over.set()
         thread.join(5)
-        tell(total)
+        PROCESS_EVENTS.publish(StateMoved(uid, total, total))

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from cairn.api.job_handle import JobStatus
 from cairn.api.results import CloseableIterator, Collect, PrintToStdout
 from cairn.errors import EpochFailedError
+from cairn.job.life_cycle import JobStatus
 
 
 class Frame:

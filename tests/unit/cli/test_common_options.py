@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +19,16 @@ from tests.support.web_job import make_job
 from cairn.cli.common import arranged
 from cairn.cli.output import Output, problem_document
 from cairn.cli.run_events import RunEvents
+from cairn.config import Settings
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.errors import UserFunctionError
-from cairn.job import events
+from cairn.events import CheckpointCompleted, StateMoved
+from cairn.job.epoch_gate import EpochGate
+from cairn.job.job_context import JobContext
+from cairn.job.job_events import EpochCommitted, JobEnded, JobRestarting, JobStarted
+from cairn.job.job_run import JobRun
+from cairn.job.life_cycle import JobState, JobStatus
+from cairn.storage.filesystem import LocalFileSystem
 
 PROBLEM = {"type", "title", "detail", "code", "remedy", "exit_code", "location", "cause"}
 
@@ -140,18 +145,16 @@ def test_a_waiting_command_ends_with_130(tmp_path: Path) -> None:
 # Events of a run.
 
 
-class Handle:
-    job_id = "orders"
-    name = "Orders"
-    restored_epoch = 4
-    run = 2
+class Job:
     restarts = 1
 
     def __init__(self, directory: Path) -> None:
-        self.directory = str(directory)
+        files = LocalFileSystem(str(directory))
+        self.context = JobContext("Orders", "orders", files, Settings())
+        self.current = JobRun(self.context, EpochGate(), 2, 4)
 
-    def status(self) -> Any:
-        return SimpleNamespace(value="FAILED")
+    def status(self) -> JobStatus:
+        return JobStatus.FAILED
 
     def exception(self) -> UserFunctionError:
         return UserFunctionError("it broke")
@@ -165,13 +168,14 @@ def test_what_happens_is_told_in_lines_and_summed_up(tmp_path: Path) -> None:
     (tmp_path / "chk-3").mkdir()
     stream = io.StringIO()
     events = RunEvents(stream)
-    handle = Handle(tmp_path)
-    events.tell("started", handle, {})
+    orders = Job(tmp_path)
+    events.hear(JobStarted(orders))
     for epoch in (5, 6):
-        events.tell("epoch", handle, {"report": report(epoch)})
-    events.tell("checkpoint", handle, {"number": 3})
-    events.tell("restarting", handle, {"failure": UserFunctionError("once")})
-    events.tell("ended", handle, {})
+        events.hear(EpochCommitted(orders, report(epoch)))
+    events.hear(CheckpointCompleted("orders", 3))
+    events.hear(StateMoved("op", 1, 2))
+    events.hear(JobRestarting(orders, UserFunctionError("once")))
+    events.hear(JobEnded(orders, JobState.FAILING, UserFunctionError("it broke")))
     events.summary(1, UserFunctionError("it broke"))
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == [
@@ -182,9 +186,9 @@ def test_what_happens_is_told_in_lines_and_summed_up(tmp_path: Path) -> None:
     assert lines[4]["error"]["detail"] == "once"
     summary = lines[-1]
     assert (summary["version"], summary["exit_code"], summary["error"]["code"]) == (1, 1, "user-function")
-    (told,) = summary["jobs"]
-    assert (told["epoch"], told["epochs"], told["rows_in"], told["rows_out"]) == (6, 2, 20, 10)
-    assert (told["state"], told["checkpoint"], told["restarts"]) == ("FAILED", str(tmp_path / "chk-3"), 1)
+    (sums,) = summary["jobs"]
+    assert (sums["epoch"], sums["epochs"], sums["rows_in"], sums["rows_out"]) == (6, 2, 20, 10)
+    assert (sums["state"], sums["checkpoint"], sums["restarts"]) == ("FAILED", str(tmp_path / "chk-3"), 1)
 
 
 def test_stdout_of_a_run_is_json_only(tmp_path: Path) -> None:
@@ -197,20 +201,3 @@ def test_stdout_of_a_run_is_json_only(tmp_path: Path) -> None:
     assert failing.returncode == 7
     assert json.loads(failing.stdout)["error"]["code"] == "storage"
     assert json.loads(failing.stderr.splitlines()[-1])["detail"] == "full"
-
-
-def test_a_watcher_that_raises_costs_nothing(tmp_path: Path) -> None:
-    heard = []
-
-    def bad(event: str, told: Any, facts: dict[str, Any]) -> None:
-        raise RuntimeError("no")
-
-    def good(event: str, told: Any, facts: dict[str, Any]) -> None:
-        heard.append((event, facts, threading.current_thread().name))
-
-    events.watchers.extend([bad, good])
-    try:
-        events.tell("epoch", Handle(tmp_path), report=1)
-    finally:
-        events.watchers.clear()
-    assert [event for event, _, _ in heard] == ["epoch"]

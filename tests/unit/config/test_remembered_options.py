@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.coordinator_lab import manifest
 from typer.testing import CliRunner
 
@@ -23,6 +25,7 @@ from cairn.job.retention import discard_all
 from cairn.job.start_configuration import announce_discards, recall
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.restore.recovery import Recovered
+from cairn.spark.spark_query import SparkQuery
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, create_identity
@@ -261,17 +264,16 @@ def test_a_checkpoint_of_its_own_takes_the_place_of_the_one_that_the_job_went_ba
 # What a start says when there is nothing to do.
 
 
-class Query:
-    def __init__(self, message: str) -> None:
-        self.status = {"message": message}
+def query_in(message: str) -> Any:
+    return SparkQuery("Job", cast(StreamingQuery, SimpleNamespace(status={"message": message})))
 
 
 def test_a_job_that_goes_on_and_waits_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    query = Query("Getting offsets")
+    query = query_in("Getting offsets")
     idle = NothingNew("Job", 7, query, lambda: 0)
     idle.look()
     assert not caplog.messages
-    query.status["message"] = "Waiting for data to arrive"
+    query.streaming_query.status["message"] = "Waiting for data to arrive"
     idle.look()
     idle.look()
     assert caplog.messages == ["job Job waits for input: there is nothing new to read since epoch 7"]
@@ -281,7 +283,7 @@ def test_a_job_that_goes_on_and_waits_says_so_once(caplog: pytest.LogCaptureFixt
 def test_a_job_with_something_to_do_says_nothing(
     epoch: int | None, epochs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    NothingNew("Job", epoch, Query("Waiting for data to arrive"), lambda: epochs).look()
+    NothingNew("Job", epoch, query_in("Waiting for data to arrive"), lambda: epochs).look()
     tell_end("Job", epoch, epochs)
     assert not caplog.messages
 

@@ -15,6 +15,7 @@ from tests.support.patience import PATIENCE
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
+from cairn.events import CheckpointAborted
 from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint
@@ -397,13 +398,13 @@ def test_a_listener_may_do_what_it_likes(world: World) -> None:
     """It is called without the lock: whatever it asks of the coordinator from another thread is answered."""
     heard: list[int] = []
 
-    def listener(number: int) -> None:
+    def listener(event: CheckpointAborted) -> None:
         thread = threading.Thread(target=lambda: heard.append(len(world.coordinator.infos())))
         thread.start()
         thread.join(PATIENCE)
         raise RuntimeError("and then it fails")
 
-    world.coordinator.listeners.aborted.append(listener)
+    world.coordinator.events.subscribe(CheckpointAborted, listener)
     world.commit(0)
     world.coordinator.epoch_began(1, "offsets of 1")
     request = world.coordinator.request()

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 from tests.support.coordinator_lab import Clock, Runner, World, manifest
+from tests.support.job_lab import add_run, ended_query, job_context
 from tests.support.patience import PATIENCE
 from typer.testing import CliRunner
 
-from cairn.api.job_handle import JobHandle
 from cairn.cli.main import app
-from cairn.config import CheckpointSettings, RestartSettings
+from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.coordinator.control import CheckpointThread, Control
 from cairn.coordinator.ports import JobFacts
-from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import (
     CheckpointFailedError,
     CorruptFileError,
@@ -30,6 +29,7 @@ from cairn.errors import (
     NotFoundError,
     StorageError,
 )
+from cairn.job.supervisor import Supervisor
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import StateHandle, TaskMetrics
 from cairn.spark.task_progress import between_ends
@@ -269,16 +269,15 @@ def test_checkpoints_are_kept_when_they_may_be_all_that_is_left(
 ) -> None:
     world = World(tmp_path)
     take(world, 0)
-    policy = RestartPolicy(RestartSettings(type="none"), CheckpointSettings())
-    job = JobHandle("job", "job", str(tmp_path), policy, retention)
-    job.run = 1
-    job._query = SimpleNamespace(isActive=False, exception=lambda: None)
-    job._fatal = error
-    job._supervise()
+    job = Supervisor(job_context(tmp_path, retention=retention))
+    run = add_run(job, ended_query(), number=1)
+    if error is not None:
+        run.fail(error)
+    job.supervise()
     if kept is None:
         kept = retention == "DELETE_ON_CANCELLATION"
     assert world.store.numbers() == ([1] if kept else [])
-    assert job._over.is_set()
+    assert job.life.over
 
 
 def test_a_checkpoint_that_cannot_be_deleted_at_the_end_does_not_keep_the_others(
@@ -287,12 +286,10 @@ def test_a_checkpoint_that_cannot_be_deleted_at_the_end_does_not_keep_the_others
     world = World(tmp_path, num_retained=3)
     for epoch in range(3):
         take(world, epoch)
-    policy = RestartPolicy(RestartSettings(type="none"), CheckpointSettings())
-    job = JobHandle("job", "job", str(tmp_path), policy, "NO_EXTERNALIZED_CHECKPOINTS")
-    job.run = 1
-    job._query = SimpleNamespace(isActive=False, exception=lambda: None)
+    job = Supervisor(job_context(tmp_path))
+    add_run(job, ended_query(), number=1)
     with world.store.hold(2):
-        job._supervise()
+        job.supervise()
         assert (world.store.numbers(), world.store.let_go()) == ([], [2])
     assert "checkpoint 2 of job job is left" in caplog.text
     assert job.exception() is None

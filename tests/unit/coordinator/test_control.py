@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.job_lab import job_context
 from tests.support.savepoint_lab import World
 
-from cairn.api.job_handle import JobHandle
-from cairn.config import CheckpointSettings, RestartSettings
 from cairn.coordinator.control import Control, ask
-from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import InvalidInputError, NotFoundError
+from cairn.job.actions import JobActions
+from cairn.job.supervisor import Supervisor
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 
 INFO = CheckpointInfo(1, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT, 0, epoch=3, path="/sp/savepoint-j-1")
@@ -104,10 +104,9 @@ def test_an_id_that_looks_like_an_answer_is_refused(job: Job, request_id: str) -
     with pytest.raises(InvalidInputError, match="another ending"):
         ask(job.files, {"action": "savepoint"}, 5, request_id)
     assert list(job.files.list("control")) == [], "nothing is left for the job to find"
-    policy = RestartPolicy(RestartSettings(), CheckpointSettings())
-    handle = JobHandle("job", "job", job.files.root, policy, "NO_EXTERNALIZED_CHECKPOINTS")
+    actions = JobActions(Supervisor(job_context(Path(job.files.root))))
     with pytest.raises(InvalidInputError, match="another ending"):
-        handle._order(str(job.files.root), request_id)
+        actions.order(job.files.root, request_id)
 
 
 def test_a_stop_with_drain_is_another_thing_than_one_without(served: Job) -> None:

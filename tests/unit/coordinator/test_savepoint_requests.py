@@ -13,10 +13,11 @@ from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import InvalidInputError
 from cairn.model.savepoint_records import SavepointMetadata
-from cairn.spark.savepoint_writer import SparkSavepoints, savepoint_path
+from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import create_identity
 from cairn.storage.savepoint_folder import SavepointFolder, read_savepoint
+from cairn.storage.savepoint_target import savepoint_path
 
 
 def writer(folder: Path, job_id: str) -> SparkSavepoints:

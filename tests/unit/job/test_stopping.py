@@ -18,10 +18,10 @@ from tests.support.stopping_lab import Loop, served, stopped
 from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import CheckpointFailedError, InvalidInputError
 from cairn.job.epoch_gate import EpochGate
-from cairn.job.stopping import StopNote, stop, tell_of_unfinished_stops
+from cairn.job.stopping import StopContext, StopNote, stop, tell_of_unfinished_stops
 from cairn.restore.claims import release_claims
-from cairn.spark.savepoint_writer import savepoint_path
 from cairn.storage.filesystem import LocalFileSystem
+from cairn.storage.savepoint_target import savepoint_path
 
 
 def test_a_shut_gate_waits_for_the_running_epoch_and_holds_the_next() -> None:
@@ -200,8 +200,7 @@ def test_a_stop_finishes_an_epoch_whose_output_is_not_published_yet(tmp_path: Pa
     gate.shut(10)
     threading.Thread(target=spark, daemon=True).start()
     order = SavepointOrder("/sp", "r")
-    info = served(
-        world, lambda: stop(world.files, gate, world.coordinator, Loop(), order, 1, False, lambda: None, PATIENCE)
-    )
+    context = StopContext(world.files, gate, world.coordinator, Loop(), 1, False, lambda: None)
+    info = served(world, lambda: stop(context, order, PATIENCE))
     assert not isinstance(info, Exception), info
     assert rolled_forward == [3]

@@ -16,7 +16,7 @@ from cairn.coordinator.pending_checkpoint import SavepointOrder
 from cairn.errors import CheckpointFailedError
 from cairn.job import stopping
 from cairn.job.epoch_gate import EpochGate
-from cairn.job.stopping import stop
+from cairn.job.stopping import StopContext, stop
 
 
 class Stopping:
@@ -26,16 +26,21 @@ class Stopping:
         self, world: World, gate: EpochGate, order: SavepointOrder, timeout: float = PATIENCE, loop: Any = None
     ) -> None:
         self.outcome: Any = None
-        self._call = (world.files, gate, world.coordinator, loop or Loop(), order, 1, order.drained)
-        self._rest = (lambda: gate.end(PATIENCE), timeout)
+        self._context = StopContext(
+            world.files, gate, world.coordinator, loop or Loop(), 1, order.drained, lambda: self._end(gate)
+        )
+        self._order, self._timeout = order, timeout
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.outcome = stop(*self._call, *self._rest)  # type: ignore[arg-type]
+            self.outcome = stop(self._context, self._order, self._timeout)
         except Exception as error:
             self.outcome = error
+
+    def _end(self, gate: EpochGate) -> None:
+        gate.end(PATIENCE)
 
     def ended(self) -> Any:
         self._thread.join(PATIENCE)
@@ -179,7 +184,8 @@ def test_an_epoch_after_the_savepoint_is_told(tmp_path: Path) -> None:
         world.commit(4)
 
     def call() -> Any:
-        return stop(world.files, gate, world.coordinator, Loop(), SavepointOrder("/sp", "r"), 1, False, end, 5.0)
+        context = StopContext(world.files, gate, world.coordinator, Loop(), 1, False, end)
+        return stop(context, SavepointOrder("/sp", "r"), 5.0)
 
     error = served(world, call)
     assert isinstance(error, CheckpointFailedError)
@@ -190,8 +196,9 @@ def test_a_job_that_is_ending_is_not_stopped_once_more(tmp_path: Path) -> None:
     world, gate = World(tmp_path), EpochGate()
     world.commit(3)
     gate.end(1)
+    context = StopContext(world.files, gate, world.coordinator, Loop(), 1, False, lambda: None)
     with pytest.raises(CheckpointFailedError, match="ending already"):
-        stop(world.files, gate, world.coordinator, Loop(), SavepointOrder("/sp", "r"), 1, False, lambda: None, 1.0)
+        stop(context, SavepointOrder("/sp", "r"), 1.0)
 
 
 def test_a_job_that_has_read_nothing_is_not_stopped_and_told_how_to_end_it(tmp_path: Path) -> None:

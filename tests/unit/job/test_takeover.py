@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support.coordinator_lab import World
+from tests.support.job_lab import add_run, ended_query, job_context
 from tests.support.patience import PATIENCE
 
-from cairn.api.job_handle import JobHandle, JobStatus
-from cairn.config import CheckpointSettings, RestartSettings
+from cairn.api.job_handle import JobHandle
 from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch
 from cairn.coordinator.ports import JobFacts
-from cairn.coordinator.restart_policy import RestartPolicy
 from cairn.errors import CairnError, EpochFailedError, FencedError
-from cairn.job import failure_causes
+from cairn.job import failure_policy
+from cairn.job.failure_policy import newer_run
+from cairn.job.job_events import JobEnded
+from cairn.job.job_run import JobRun
+from cairn.job.life_cycle import JobState, JobStatus
+from cairn.job.supervisor import RunStarter, Supervisor
 from cairn.spark.savepoint_writer import SparkSavepoints, _Writing
+from cairn.spark.spark_query import SparkQuery
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import Runs
@@ -32,22 +38,8 @@ OFFSET_LOG = (
 )
 
 
-def handle(folder: Path, strategy: str = "none", retention: str = "NO_EXTERNALIZED_CHECKPOINTS") -> JobHandle:
-    settings = RestartSettings(type=strategy, delay_ms=0, attempts=1000)
-    job = JobHandle("job", "job", str(folder), RestartPolicy(settings, CheckpointSettings()), retention)
-    job.run = Runs(LocalFileSystem(str(folder))).take(1, 0).run
-    return job
-
-
-def ended(error: Any = None) -> Any:
-    """A query that has ended; an exception is raised by it, a text is what Spark tells."""
-
-    def exception() -> Any:
-        if isinstance(error, Exception):
-            raise error
-        return None if error is None else RuntimeError(error)
-
-    return SimpleNamespace(isActive=False, exception=exception, stop=lambda: None)
+def restarting(supervisor: Supervisor, restart: Any) -> None:
+    supervisor.starter = RunStarter(restart, lambda: None)
 
 
 def take_over(folder: Path) -> None:
@@ -117,47 +109,59 @@ def test_an_overtaken_run_is_stopped_and_fails_and_leaves_everything(tmp_path: P
     world.commit(0)
     world.coordinator.request()
     world.step()
-    job = handle(tmp_path)
-    stopped = threading.Event()
-    query = ended()
-    query.stop = stopped.set
+    job = Supervisor(job_context(tmp_path))
+    run = JobRun(job.context, job.gate, Runs(job.context.files).take(1, 0).run, None)
     take_over(tmp_path)
-    overtaken = job._overtaken()
+    overtaken = newer_run(job.context.files, run.number)
     assert overtaken is not None
-    job._fail(overtaken, query)  # the run is not even attached yet
+    run.fail(overtaken)  # the query is not even started yet
+    stopped = threading.Event()
+    query = ended_query()
+    query.isActive = True
+
+    def stop() -> None:
+        query.isActive = False
+        stopped.set()
+
+    query.stop = stop
+    query.awaitTermination = lambda timeout: stopped.wait(timeout)
+    run.started(SparkQuery("job", query))
     assert stopped.wait(PATIENCE)
-    job._query = query
-    job._supervise()
+    job.current = run
+    job.life.enter(JobState.RUNNING)
+    job.supervise()
     assert job.status() is JobStatus.FAILED
     with pytest.raises(FencedError, match="run 2"):
-        job.await_termination(PATIENCE)
+        JobHandle(job).await_termination(PATIENCE)
     assert world.store.numbers() == [1]
 
 
 def test_a_query_that_another_run_ended_in_peace_is_a_failure(tmp_path: Path) -> None:
     """The same cell of a notebook twice: Spark stops the first query without an error."""
-    job = handle(tmp_path)
-    job._query = ended()
+    job = Supervisor(job_context(tmp_path))
+    add_run(job, ended_query())
     take_over(tmp_path)
-    job._supervise()
+    job.supervise()
     assert job.status() is JobStatus.FAILED
     assert isinstance(job.exception(), FencedError)
 
 
-@pytest.mark.parametrize("how", ["_canceled", "_stopped", "finished"])
-def test_a_run_that_ended_by_itself_stays_ended_well_whoever_comes_later(tmp_path: Path, how: str) -> None:
-    job = handle(tmp_path)
-    job._query = ended()
-    if how == "finished":
-        job._supervise()
+@pytest.mark.parametrize("request_", [JobState.CANCELING, JobState.STOPPING, None])
+def test_a_run_that_ended_by_itself_stays_ended_well_whoever_comes_later(
+    tmp_path: Path, request_: JobState | None
+) -> None:
+    job = Supervisor(job_context(tmp_path))
+    add_run(job, ended_query())
+    if request_ is None:
+        job.supervise()
         take_over(tmp_path)
     else:
-        setattr(job, how, True)
+        job.life.request(request_)
         take_over(tmp_path)
-        job._supervise()
-    assert job.status() is (JobStatus.CANCELED if how == "_canceled" else JobStatus.FINISHED)
+        job.supervise()
+    assert job.status() is (JobStatus.CANCELED if request_ is JobState.CANCELING else JobStatus.FINISHED)
     assert job.exception() is None
-    assert job.await_termination(PATIENCE)
+    assert JobHandle(job).await_termination(PATIENCE)
 
 
 # The new run.
@@ -167,32 +171,26 @@ def test_a_run_that_ended_by_itself_stays_ended_well_whoever_comes_later(tmp_pat
 def test_the_rightful_run_starts_again_whatever_the_strategy(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_causes, "_PAUSE_MS", 1)
-    job = handle(tmp_path, "none")
-    job._query = ended(text)
-
-    def restart(thorough: bool) -> None:
-        take_over(tmp_path)
-        job.run += 1
-        job._query = ended()
-
-    job._restart = restart
-    job._supervise()
+    monkeypatch.setattr(failure_policy, "_PAUSE_MS", 1)
+    job = Supervisor(job_context(tmp_path))
+    add_run(job, ended_query(text))
+    restarting(job, lambda thorough: add_run(job, ended_query()))
+    job.supervise()
     assert (job.restarts, job.status()) == (1, JobStatus.FINISHED)
 
 
 def test_it_gives_up_after_three_times_and_keeps_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_causes, "_PAUSE_MS", 1)
+    monkeypatch.setattr(failure_policy, "_PAUSE_MS", 1)
     world = World(tmp_path)
     world.commit(0)
     world.coordinator.request()
     world.step()
-    job = handle(tmp_path, "none")
-    job._query = ended(SOURCE_LOG)
-    job._restart = lambda thorough: None
-    job._supervise()
+    job = Supervisor(job_context(tmp_path))
+    add_run(job, ended_query(SOURCE_LOG))
+    restarting(job, lambda thorough: add_run(job, ended_query(SOURCE_LOG)))
+    job.supervise()
     assert job.restarts == 3
     error = job.exception()
     assert isinstance(error, EpochFailedError)
@@ -202,15 +200,26 @@ def test_it_gives_up_after_three_times_and_keeps_its_checkpoints(
 
 
 def test_a_run_that_meets_the_newer_one_does_not_start_again(tmp_path: Path) -> None:
-    job = handle(tmp_path, "fixed-delay")
-    job._query = ended(SOURCE_LOG)
-    job._restart = lambda thorough: pytest.fail("it was started again")
+    job = Supervisor(job_context(tmp_path, "fixed-delay"))
+    add_run(job, ended_query(SOURCE_LOG))
+    restarting(job, lambda thorough: pytest.fail("it was started again"))
     take_over(tmp_path)
-    job._supervise()
+    job.supervise()
     assert isinstance(job.exception(), FencedError)
 
 
 # The JVM.
+
+
+def raise_in_epoch(run: JobRun, error: Exception | None) -> None:
+    """Let an epoch of the run raise an error."""
+
+    def epoch(frame: Any, batch: int) -> None:
+        if error is not None:
+            raise error
+
+    with suppress(Exception):
+        run.guarded(epoch)(None, 0)
 
 
 @pytest.mark.parametrize("strategy", ["none", "fixed-delay"])
@@ -220,11 +229,11 @@ def test_a_dead_jvm_is_told_by_its_name_and_ends_the_job(tmp_path: Path, strateg
     world.commit(0)
     world.coordinator.request()
     world.step()
-    job = handle(tmp_path, strategy)
-    job._error = before
-    job._query = ended(ConnectionRefusedError(111, "Connection refused"))
-    job._restart = lambda thorough: pytest.fail("no restart can help")
-    job._supervise()
+    job = Supervisor(job_context(tmp_path, strategy))
+    run = add_run(job, ended_query(ConnectionRefusedError(111, "Connection refused")))
+    raise_in_epoch(run, before)
+    restarting(job, lambda thorough: pytest.fail("no restart can help"))
+    job.supervise()
     error = job.exception()
     assert isinstance(error, EpochFailedError)
     assert "Spark's JVM is gone" in error.message
@@ -233,29 +242,28 @@ def test_a_dead_jvm_is_told_by_its_name_and_ends_the_job(tmp_path: Path, strateg
 
 
 def test_a_jvm_that_dies_before_the_restart_ends_the_job(tmp_path: Path) -> None:
-    job = handle(tmp_path, "fixed-delay")
-    job._query = ended("java.lang.OutOfMemoryError")
+    job = Supervisor(job_context(tmp_path, "fixed-delay"))
+    add_run(job, ended_query("java.lang.OutOfMemoryError"))
     calls: list[bool] = []
 
     def restart(thorough: bool) -> None:
         calls.append(thorough)
         raise ConnectionRefusedError(111, "Connection refused")
 
-    job._restart = restart
-    job._supervise()
+    restarting(job, restart)
+    job.supervise()
     assert len(calls) == 1
     assert "Spark's JVM is gone" in str(job.exception())
 
 
 def test_a_connection_of_the_users_own_that_breaks_is_not_taken_for_the_jvm(tmp_path: Path) -> None:
-    job = handle(tmp_path)
-    job._error = ConnectionRefusedError(111, "the database is away")
-    job._query = ended("the database is away")
-    job._supervise()
+    job = Supervisor(job_context(tmp_path))
+    raise_in_epoch(add_run(job, ended_query("the database is away")), ConnectionRefusedError(111, "database is away"))
+    job.supervise()
     error: CairnError | None = job.exception()
     assert error is not None
     assert "JVM" not in error.message
-    assert "the database is away" in error.message
+    assert "database is away" in error.message
 
 
 def test_what_a_savepoint_has_written_goes_also_when_the_jvm_is_gone(tmp_path: Path) -> None:
@@ -340,18 +348,24 @@ def test_a_checkpoint_that_is_being_completed_when_the_job_ends_is_completed(
     assert world.store.numbers() == [1]
 
 
-@pytest.mark.parametrize("step", ["_end_checkpoints", "_apply_retention", "_tell_end"])
+@pytest.mark.parametrize("step", ["end_checkpoints", "retention", "listener"])
 def test_an_error_while_a_finished_job_is_closed_does_not_make_it_a_failed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
-    job = handle(tmp_path)
-    job._query = ended()
+    job = Supervisor(job_context(tmp_path))
+    run = add_run(job, ended_query())
 
-    def stumble() -> None:
+    def stumble(*arguments: Any) -> None:
         raise ValueError("list.remove(x): x not in list")
 
-    monkeypatch.setattr(job, step, stumble)
-    job._supervise()
+    if step == "listener":
+        job.events.subscribe(JobEnded, stumble)
+    elif step == "retention":
+        monkeypatch.setattr(job.retention, "apply", stumble)
+    else:
+        monkeypatch.setattr(run, "end_checkpoints", stumble)
+    job.supervise()
     assert job.exception() is None
     assert job.status() is JobStatus.FINISHED
-    assert "an error occurred while it was closed" in caplog.text
+    expected = "a listener of JobEnded raised" if step == "listener" else "an error occurred while it was closed"
+    assert expected in caplog.text

@@ -18,7 +18,7 @@ import cairn.restore.restored_epoch as restoring
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import Retained
 from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InvalidInputError, StorageError
-from cairn.job.failure_causes import note_damage
+from cairn.job.failure_policy import note_damage
 from cairn.model.manifest import gave_up
 from cairn.restore.recovery import Recovered
 from cairn.restore.restore_plan import JobShape

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cairn import InvalidInputError
-from cairn.job.failure_causes import lost_jvm
+from cairn.spark.failure_causes import lost_jvm
 from cairn.spark.worker_check import check_workers
 
 

@@ -18,7 +18,7 @@ from cairn.coordinator.epoch_loop import EpochLoop
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
 from cairn.errors import CairnError
 from cairn.job.epoch_gate import EpochGate
-from cairn.job.stopping import stop
+from cairn.job.stopping import StopContext, stop
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus
 from cairn.model.savepoint_records import SavepointMetadata, StateTable
 from cairn.storage import layout
@@ -244,9 +244,10 @@ class SavepointUser:
             driver, world = self._driver, self._world
             files = SimulatedFileSystem(driver.job.root)
             try:
-                info = stop(
-                    files, self._gate, self._coordinator, self._loop, order, driver.run, False, self._end, 20.0
-                )  # fmt: skip
+                context = StopContext(
+                    files, self._gate, self._coordinator, self._loop, driver.run, timers=False, end=self._end
+                )
+                info = stop(context, order, 20.0)
             except (CairnError, OSError, TimeoutError):
                 world.counters.add("stops with savepoint that failed")
                 return

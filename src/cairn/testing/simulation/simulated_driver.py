@@ -15,6 +15,7 @@ from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
 from cairn.coordinator.offset_log import LocalOffsets
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import CairnError, FencedError
+from cairn.events import CheckpointCompleted
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.job_directory import sweep_leftovers
 from cairn.job.retention import discard_all
@@ -166,7 +167,7 @@ class Driver:
             self._intolerable, clock=system.Clock(), savepoints=savepoints,
             published=output_is_published(files, recovered.manifest),  # type: ignore[arg-type]
         )  # fmt: skip
-        coordinator.listeners.completed.append(lambda number: self.world.counters.add("checkpoints"))
+        coordinator.events.subscribe(CheckpointCompleted, lambda event: self.world.counters.add("checkpoints"))
         manifest = recovered.manifest
         folder = f"{self.job.root}/{manifest.spark if manifest is not None else layout.SPARK}"
         loop = EpochLoop(
