@@ -31,6 +31,7 @@ from tests.support.oracle import INPUT, OUTPUT, Oracle, Result
 
 from cairn import FileSink, JobHandle, JobStatus, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from cairn.coordinator.epoch_loop import EpochLoop
+from cairn.job.supervisor import Supervisor
 from cairn.spark.savepoint_writer import SparkSavepoints
 
 
@@ -104,7 +105,7 @@ def take_savepoint(job: JobHandle, wanted: dict[str, Any], folder: Path) -> None
     if wanted.get("kill") == "completed":
         SparkSavepoints.complete = lambda *told: (complete(*told), kill())[0]  # type: ignore[method-assign]
     if wanted.get("kill") == "stopping":
-        JobHandle._finish = kill  # type: ignore[method-assign,assignment]
+        Supervisor.finish = kill  # type: ignore[method-assign]
     while job.status() is JobStatus.RUNNING:
         if max([job.restored_epoch or 0, *(report.epoch for report in job.epochs())]) >= wanted["after"]:
             break
