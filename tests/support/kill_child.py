@@ -105,7 +105,7 @@ def take_savepoint(job: JobHandle, wanted: dict[str, Any], folder: Path) -> None
     if wanted.get("kill") == "completed":
         SparkSavepoints.complete = lambda *told: (complete(*told), kill())[0]  # type: ignore[method-assign]
     if wanted.get("kill") == "stopping":
-        Supervisor.finish = kill  # type: ignore[method-assign]
+        Supervisor.finish = kill  # type: ignore[method-assign,assignment]
     while job.status() is JobStatus.RUNNING:
         if max([job.restored_epoch or 0, *(report.epoch for report in job.epochs())]) >= wanted["after"]:
             break

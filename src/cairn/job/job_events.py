@@ -68,7 +68,7 @@ class JobEnded(JobEvent):
         return STATUS[end_of(self.closing)]
 
 
-class EpochReports:
+class EpochHistory:
     """The reports of a job's newest epochs.
 
     Threads: the stream's thread appends, any thread reads; one lock guards them.

@@ -11,7 +11,7 @@ from typing import Any
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control
-from cairn.errors import CairnError, EpochFailedError
+from cairn.errors import CairnError, EpochFailedError, InternalError
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.failure_policy import newer_run
 from cairn.job.job_context import JobContext
@@ -43,7 +43,7 @@ class JobRun:
     """One run of a job, from before its query is started until after it has ended.
 
     Threads: epochs run on the stream's thread, `fail` is called from any, all else from the supervisor's and from those
-    of users. One lock guards the errors and the query; the parts are set once, before the job is RUNNING.
+    of users. One lock guards what changes; the parts are set once, before the job is RUNNING.
     """
 
     def __init__(self, context: JobContext, gate: EpochGate, number: int, restored_epoch: int | None) -> None:
@@ -84,7 +84,9 @@ class JobRun:
         text looks like an interrupted call.
         """
         deadline = time.monotonic() + _REFUSAL_SECONDS
-        while self._query is not None and self._query.is_active() and time.monotonic() < deadline:
+        with self._lock:
+            query = self._query
+        while query is not None and query.is_active() and time.monotonic() < deadline:
             time.sleep(0.01)
         raise EpochFailedError(
             f"job '{self._context.name}' is being stopped; batch {batch} is left to the next run\n"
@@ -101,9 +103,11 @@ class JobRun:
 
     @property
     def query(self) -> RunningQuery:
-        if self._query is None:
-            raise EpochFailedError(f"run {self.number} of job '{self._context.name}' has no query yet")
-        return self._query
+        with self._lock:
+            query = self._query
+        if query is None:
+            raise InternalError(f"run {self.number} of job '{self._context.name}' has no query yet")
+        return query
 
     def fail(self, error: CairnError) -> None:
         """End the run with this error, whatever it is doing. Returns at once."""
@@ -141,12 +145,15 @@ class JobRun:
 
     def in_progress(self) -> list[CheckpointInfo]:
         """The checkpoints that are being taken, newest first."""
-        return self.parts.coordinator.infos() if self.parts is not None and not self._checkpoints_ended else []
+        with self._lock:
+            ended = self._checkpoints_ended
+        return self.parts.coordinator.infos() if self.parts is not None and not ended else []
 
     def end_checkpoints(self) -> None:
         """End the coordinator and its thread: no checkpoint is taken any more."""
-        if self.parts is not None and not self._checkpoints_ended:
-            self._checkpoints_ended = True
+        with self._lock:
+            ended, self._checkpoints_ended = self._checkpoints_ended, True
+        if self.parts is not None and not ended:
             self.parts.checkpoint_thread.stop()
 
     def settle(self, job_is_over: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from cairn.errors import CairnError, CorruptFileError, FencedError, IncompatibleStateError, StorageError
 from cairn.job.failure_policy import from_outside, newer_run
@@ -30,22 +31,21 @@ def keeps_checkpoints(retention: str, canceled: bool, failure: CairnError | None
 class CheckpointRetention:
     """Discards the checkpoints of a job when it ends, or keeps them, as configured.
 
-    Threads: `keep_all` may be called from any thread, `apply` is called by the supervisor's. They share one flag, which
-    is only ever set.
+    Threads: `keep_all` may be called from any thread, `apply` is called by the supervisor's. They share one event.
     """
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._keeps_all = False
+        self._keeps_all = threading.Event()
 
     def keep_all(self) -> None:
         """Keep all checkpoints whatever the configuration: the job is interrupted, and will go on."""
-        self._keeps_all = True
+        self._keeps_all.set()
 
     def apply(self, run: int, canceled: bool, failure: CairnError | None) -> None:
         """Called at the end of the job. The checkpoints of a job that a newer run has taken stay."""
         policy = self._context.settings.checkpoints.retention
-        if self._keeps_all or keeps_checkpoints(policy, canceled, failure) or from_outside(failure):
+        if self._keeps_all.is_set() or keeps_checkpoints(policy, canceled, failure) or from_outside(failure):
             return
         if newer_run(self._context.files, run) is None:
             discard_all(self._context.files, self._context.name, run)

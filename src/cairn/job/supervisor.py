@@ -18,7 +18,7 @@ from cairn.job.epoch_gate import EpochGate
 from cairn.job.failure_policy import FailurePolicy, newer_run, note_damage
 from cairn.job.idle_start import tell_end
 from cairn.job.job_context import JobContext
-from cairn.job.job_events import EpochCommitted, EpochReports, JobEnded, JobRestarting, JobStarted
+from cairn.job.job_events import EpochCommitted, EpochHistory, JobEnded, JobRestarting, JobStarted
 from cairn.job.job_run import JobRun, RunParts
 from cairn.job.life_cycle import REQUESTED, STATUS, JobState, JobStatus, LifeCycle
 from cairn.job.retention import CheckpointRetention
@@ -54,7 +54,7 @@ class Supervisor:
         self.gate = EpochGate()
         self.events = EventBus()
         self.events.subscribe(JobEvent, PROCESS_EVENTS.publish)
-        self.reports = EpochReports(self.events)
+        self.reports = EpochHistory(self.events)
         self.retention = CheckpointRetention(context)
         self.current: JobRun | None = None
         """The newest run."""

@@ -84,10 +84,16 @@ def test_waiting_ends_with_the_change_that_is_waited_for() -> None:
     assert not life.has_left(JobState.RESTARTING, 0.01)
     assert not life.wait_until_over(0.01)
     left, over = threading.Event(), threading.Event()
-    threads = [
-        threading.Thread(target=lambda: (life.has_left(JobState.RESTARTING, PATIENCE), left.set())),
-        threading.Thread(target=lambda: (life.wait_until_over(PATIENCE), over.set())),
-    ]
+
+    def wait_for_change() -> None:
+        if life.has_left(JobState.RESTARTING, PATIENCE):
+            left.set()
+
+    def wait_for_end() -> None:
+        if life.wait_until_over(PATIENCE):
+            over.set()
+
+    threads = [threading.Thread(target=wait_for_change), threading.Thread(target=wait_for_end)]
     for thread in threads:
         thread.start()
     assert life.request(JobState.CANCELING)
