@@ -48,8 +48,8 @@ def job_config(
         if not isinstance(loaded, dict):
             raise InvalidInputError(f"{CONFIG_VARIABLE} is set but is not a JSON object.")
         config.update(loaded)
-    given = {ALIASES.get(key, key) for key in settings}  # -D wins also over another name of the same option
-    config = {key: value for key, value in config.items() if ALIASES.get(key, key) not in given}
+    set_here = {ALIASES.get(key, key) for key in settings}  # -D wins also over another name of the same option
+    config = {key: value for key, value in config.items() if ALIASES.get(key, key) not in set_here}
     config.update(settings)
     if parallelism is not None:
         config["parallelism.default"] = parallelism

@@ -50,11 +50,11 @@ def wind_down(
         number = _last_checkpoint(job, gate, coordinator) if coordinator is not None and periodic else 0
         job.cancel()
     except KeyboardInterrupt:
-        kept = coordinator.current_epoch() if coordinator is not None else -1
-        _log.warning("interrupted again: job %s ends at once. %s", job.name, _kept(kept, job.directory, 0, cut=True))
+        epoch = coordinator.current_epoch() if coordinator is not None else -1
+        _log.warning("interrupted again: job %s ends at once. %s", job.name, _kept(epoch, job.directory, 0, cut=True))
         raise
-    kept = coordinator.current_epoch() if coordinator is not None else -1
-    _log.warning("job %s has ended. %s", job.name, _kept(kept, job.directory, number))
+    epoch = coordinator.current_epoch() if coordinator is not None else -1
+    _log.warning("job %s has ended. %s", job.name, _kept(epoch, job.directory, number))
 
 
 def _last_checkpoint(job: Interruptible, gate: EpochGate, coordinator: CheckpointCoordinator) -> int:
@@ -75,8 +75,8 @@ def _last_checkpoint(job: Interruptible, gate: EpochGate, coordinator: Checkpoin
         finish_newest(gate, coordinator, deadline)
         return coordinator.request().wait(max(1.0, deadline - time.monotonic())).id
     except (CairnError, TimeoutError, OSError) as error:
-        told = error.message if isinstance(error, CairnError) else str(error)
-        _log.warning("there is no last checkpoint: %s", told)
+        reason = error.message if isinstance(error, CairnError) else str(error)
+        _log.warning("there is no last checkpoint: %s", reason)
         return 0
 
 
@@ -84,13 +84,14 @@ def _kept(epoch: int, directory: str, checkpoint: int, cut: bool = False) -> str
     """What is left of an interrupted job, and how to go on."""
     if epoch < 0:
         return "No epoch was committed: started again, it begins anew; nothing is lost."
-    told = f"Kept: epoch {epoch} and all before it, in {directory}"
+    progress = f"Kept: epoch {epoch} and all before it, in {directory}"
     again = "; start it again to go on from there" + (", the epoch that was cut off is repeated" if cut else "")
     if not checkpoint:
-        return f"{told}{again}."
+        return f"{progress}{again}."
     path = os.path.join(directory, layout.checkpoint_folder(checkpoint))
     return (
-        f"{told}, and checkpoint {checkpoint} of that epoch, {path}{again}, or: cairn run JOB.py -s {shell_word(path)}"
+        f"{progress}, and checkpoint {checkpoint} of that epoch, {path}{again}, "
+        f"or: cairn run JOB.py -s {shell_word(path)}"
     )
 
 

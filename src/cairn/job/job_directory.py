@@ -1,4 +1,4 @@
-"""Directories of jobs: one that lives as long as the driver, and what crashed runs left in any."""
+"""The directory of a job whose state lives as long as the driver, and the removal of what crashed runs left in any."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = get_logger("cairn.api")
 
 def driver_directory() -> str:
     """A directory that lives as long as the driver."""
-    made = tempfile.mkdtemp(prefix="cairn-jobmanager-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    directory = tempfile.mkdtemp(prefix="cairn-jobmanager-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def jobmanager_directory() -> str:

@@ -185,7 +185,7 @@ class Publisher:
         """Whether this run comes after a failure. One whose process lives on was not lost but taken over."""
         try:
             events, before = self._journal.events(), Runs(self._files).record(run.run - 1)
-        except CairnError:  # statistics only; what cannot be written is told of
+        except CairnError:  # statistics only; the journal logs what cannot be written
             events, before = [], None
         lives_on = before is not None and is_alive(before.host, before.pid, before.started_ms)
         return next_life(events, bool(lives_on), run.started_ms)

@@ -60,15 +60,15 @@ def way_back(store: CheckpointStore) -> int:
     restores = manifests.restores()
     if not restores:
         return 0
-    target, made = max(restores, key=lambda pair: pair[1])
+    target, restored = max(restores, key=lambda pair: pair[1])
     checkpoints = store.all()
-    if any(checkpoint.manifest.epoch >= made for checkpoint in checkpoints):
+    if any(checkpoint.manifest.epoch >= restored for checkpoint in checkpoints):
         return 0
-    alike = [checkpoint.id for checkpoint in checkpoints if checkpoint.manifest.epoch == target]
+    candidates = [checkpoint.id for checkpoint in checkpoints if checkpoint.manifest.epoch == target]
     newest = manifests.newest()
     origin = newest.origin.rpartition("#")[0] if newest is not None else ""
     named = layout.checkpoint_number(os.path.basename(origin)) if os.path.dirname(origin) == store.files.root else None
-    return named if named in alike else max(alike, default=0)
+    return named if named in candidates else max(candidates, default=0)
 
 
 def discard_all(files: LocalFileSystem, name: str, run: int) -> None:
@@ -78,10 +78,10 @@ def discard_all(files: LocalFileSystem, name: str, run: int) -> None:
     deletion may take its time; else the newer run may count on the checkpoints, and they stay.
     """
     store = CheckpointStore(files)
-    spared = way_back(store)
-    if spared:
-        _log.warning("chk-%d of job %s stays: the job went back to it and has no newer checkpoint", spared, name)
-    numbers = [number for number in store.numbers() if number != spared]
+    retained = way_back(store)
+    if retained:
+        _log.warning("chk-%d of job %s stays: the job went back to it and has no newer checkpoint", retained, name)
+    numbers = [number for number in store.numbers() if number != retained]
     if not numbers:
         return
     try:

@@ -22,13 +22,13 @@ def recall(files: FileSystem, name: str, settings: Settings) -> Settings:
         return recalled(settings, {}, files.root)
     runs = Runs(files)
     known = runs.configuration()
-    made = recalled(settings, known, f"{files.root}/{layout.run_path(runs.newest())}")
-    for change in overrides(made, known):
+    effective = recalled(settings, known, f"{files.root}/{layout.run_path(runs.newest())}")
+    for change in overrides(effective, known):
         _log.warning("job %s: %s", name, change)
-    kept = taken_over(made, known)
-    if kept:
-        _log.warning("job %s keeps its configuration of earlier runs: %s", name, ", ".join(kept))
-    return made
+    remembered = taken_over(effective, known)
+    if remembered:
+        _log.warning("job %s keeps its configuration of earlier runs: %s", name, ", ".join(remembered))
+    return effective
 
 
 def announce_discards(store: CheckpointStore, name: str, recovered: Recovered, settings: CheckpointSettings) -> str:
@@ -67,9 +67,9 @@ def announce_discards(store: CheckpointStore, name: str, recovered: Recovered, s
 
 def _order(store: CheckpointStore) -> list[int]:
     """Readable checkpoints in the order in which they go: first those that a restore in place gave up."""
-    found = store.all()
-    current = {checkpoint.id for checkpoint in store.current_of(found)}
-    return sorted((checkpoint.id for checkpoint in found), key=lambda number: (number in current, number))
+    checkpoints = store.all()
+    current = {checkpoint.id for checkpoint in store.current_of(checkpoints)}
+    return sorted((checkpoint.id for checkpoint in checkpoints), key=lambda number: (number in current, number))
 
 
 def _listed(numbers: list[int]) -> str:

@@ -40,7 +40,7 @@ class SparkMover:
         context.setLocalProperty(POOL_PROPERTY, POOL)
         try:
             with _watched(context, operator.uid, len(work), step) as counted:
-                found = context.parallelize(work, len(work)).map(counted).collect()
+                written = context.parallelize(work, len(work)).map(counted).collect()
         except Exception as error:
             carried = from_traceback(str(error))
             if carried is None:
@@ -48,7 +48,7 @@ class SparkMover:
             raise carried from error
         finally:
             context.setLocalProperty(POOL_PROPERTY, None)  # type: ignore[arg-type]
-        handles = [msgspec.msgpack.decode(raw, type=StateHandle) for portion in found for raw in portion]
+        handles = [msgspec.msgpack.decode(raw, type=StateHandle) for portion in written for raw in portion]
         _log.info(
             "operator %s: %d entries brought over from %s in %.1f s",
             operator.uid, sum(handle.rows for handle in handles), plan.snapshot.path, time.perf_counter() - began,
@@ -68,9 +68,9 @@ def _watched(
     over = threading.Event()
 
     def counted(work: Any) -> list[bytes]:
-        made = step(work)
+        handles = step(work)
         done.add(1)
-        return made
+        return handles
 
     def watch() -> None:
         while not over.wait(_WATCH_SECONDS):

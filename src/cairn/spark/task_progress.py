@@ -1,6 +1,6 @@
-"""What is learnt of epochs from Spark: who has acknowledged, how long it aligned, how many rows the sources brought.
+"""What Spark knows of epochs: which tasks have acknowledged, how long they aligned, how many rows the sources read.
 
-Nothing here is done by the stream's thread.
+Threads: used by the coordinator's thread and by those that show the job, never by the stream's.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class EpochProgress:
 
     def acknowledged(self, epoch: int) -> Tasks:
         """The tasks of the running epoch that have finished. Spark hands an acknowledgement on when its task ends."""
-        found = {}
+        metrics_of = {}
         for raw in list(self._acks.value):
             ack = msgspec.msgpack.decode(raw, type=TaskAck)
             if (ack.epoch, ack.run) == (epoch, self._run):
-                found[ack.uid, ack.subtask] = ack.metrics
-        return [(uid, subtask, metrics) for (uid, subtask), metrics in found.items()]
+                metrics_of[ack.uid, ack.subtask] = ack.metrics
+        return [(uid, subtask, metrics) for (uid, subtask), metrics in metrics_of.items()]
 
     def alignment(self, tasks: Tasks) -> dict[str, float]:
         """Milliseconds between the ends of the first and the last upstream task, by operator.
@@ -47,21 +47,21 @@ class EpochProgress:
         A subtask begins when every task of the stages that it reads from has ended: Spark hands a shuffle on as a
         whole. So the wait is the same for all subtasks of a stage, and Spark knows it to the millisecond. The stages
         read from are those numbered right before the operator's own; that they are is checked by the rows that were
-        written and read. Where it cannot be told, the operator is left out.
+        written and read. An operator for which it is not known is left out.
         """
         by_stage: dict[int, set[str]] = {}
         for uid, _, metrics in tasks:
             by_stage.setdefault(metrics.stage, set()).add(uid)
-        found = {}
+        waits: dict[str, float] = {}
         try:
             store = self._spark.sparkContext._jsc.sc().statusStore()
             for stage, uids in by_stage.items():
                 waited = between_ends(store, stage, len(uids)) if stage > 0 else None
                 if waited is not None:
-                    found.update(dict.fromkeys(uids, waited))
+                    waits.update(dict.fromkeys(uids, waited))
         except Exception as error:  # noqa: BLE001 - a statistic is not worth a checkpoint
-            _log.debug("alignment times cannot be told: %s", error)
-        return found
+            _log.debug("alignment times are not known: %s", error)
+        return waits
 
 
 def between_ends(
@@ -115,11 +115,11 @@ class SourceRows:
             return
         self._looked = time.monotonic()
         try:
-            found = self._read()
+            fresh = self._read()
         except Exception as error:  # noqa: BLE001 - the JVM may be gone, and a number is not worth a job
-            _log.debug("the rows of the sources cannot be told: %s", error)
+            _log.debug("the rows of the sources are not known: %s", error)
             return
-        yield from found
+        yield from fresh
 
     def _read(self) -> list[tuple[int, dict[str, int]]]:
         newest = self._query._jsq.lastProgress()
@@ -139,13 +139,13 @@ class SourceRows:
 
 
 def places_of(names: Sequence[str], vertices: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Which of Spark's sources each vertex reads. Spark tells of a source that is used twice once; vertices of one name
-    read those of that name in turn, or all the same if there are fewer."""
-    told = [name for name in names if not is_again(name)]
-    found: dict[str, int] = {}
+    """Which of Spark's sources each vertex reads. Spark reports a source that is used twice only once; vertices of one
+    name read those of that name in turn, or all the same if there are fewer."""
+    reported = [name for name in names if not is_again(name)]
+    places: dict[str, int] = {}
     for number, (vertex, name) in enumerate(vertices):
-        alike = [place for place, known in enumerate(told) if known == name]
+        same_name = [place for place, known in enumerate(reported) if known == name]
         turn = sum(1 for _, other in vertices[:number] if other == name)
-        if alike:
-            found[vertex] = alike[min(turn, len(alike) - 1)]
-    return found
+        if same_name:
+            places[vertex] = same_name[min(turn, len(same_name) - 1)]
+    return places
