@@ -71,6 +71,7 @@ PYFLINK_METHODS = {
     "api/checkpoint_config.py: CheckpointConfig",
     "api/data_stream.py: DataStream",
     "api/environment.py: StreamExecutionEnvironment",
+    "api/job_handle.py: JobHandle",  # PyFlink calls it JobClient
     "api/keyed_stream.py: KeyedStream",
     "api/windowed_stream.py: WindowedStream",
 }
@@ -284,7 +285,6 @@ MANY_PARAMETERS: set[str] = {
     "testing/window_harness.py: WindowHarness.__init__",
 }
 LARGE_CLASSES: set[str] = {
-    "api/job_handle.py: JobHandle",
     "api/savepoint.py: Savepoint",
     "connectors/jdbc.py: JdbcSink",
     "connectors/kafka.py: KafkaSink",
