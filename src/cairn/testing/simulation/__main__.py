@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from cairn.testing.simulation.campaign import quiet, run_chunk
+from cairn.testing.simulation.campaign import quiet, run_chunk, warm_up
 from cairn.testing.simulation.shrink import readable, shrink
 from cairn.testing.simulation.simulated_history import EPOCHS, Outcome, simulate
 
@@ -88,7 +88,7 @@ def _many(first: int, seeds: int, seconds: float, epochs: int, processes: int, s
     rules: Counter[str] = Counter()
     done = 0
     said = began
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, warm_up) as pool:
         waiting = []
         work = _work(first, seeds, epochs, deadline)
         for portion in work:

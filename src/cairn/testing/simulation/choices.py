@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
-import xxhash
+from xxhash import xxh3_64_intdigest as _digest
 
 _T = TypeVar("_T")
 _SCALE = float(1 << 64)
@@ -30,7 +30,7 @@ class Choices:
 
     def draw(self, name: str) -> float:
         """A number from 0 up to 1 that belongs to this seed and name."""
-        return xxhash.xxh3_64_intdigest(self._prefix + name.encode()) / _SCALE
+        return _digest(self._prefix + name.encode()) / _SCALE
 
     def number(self, name: str, weights: Sequence[float]) -> int:
         """The index of one of the weights, chosen in proportion to them. Index 0 is the default."""

@@ -8,6 +8,7 @@ the next call of anybody.
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from cairn.errors import InvalidInputError, NotFoundError, StorageError
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo
 from cairn.testing.simulation.choices import Choices
-from cairn.testing.simulation.scheduler import Crash, Scheduler
+from cairn.testing.simulation.scheduler import Actor, Crash, Scheduler
 
 _Infos = list[FileInfo]
 _Names = list[str]
@@ -38,7 +39,7 @@ class Stored:
     """True time, in milliseconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Faults:
     """How often calls go wrong, as shares of all calls of drivers."""
 
@@ -50,6 +51,11 @@ class Faults:
     """Share of the listings that do not show what was created or deleted within the last few calls."""
     leaps: float = 0.0
     """Share of the pauses that take hours."""
+
+    @functools.cached_property
+    def all(self) -> float:
+        """Share of the calls that do not go as usual."""
+        return self.pauses + self.crashes + self.errors + self.lost_answers
 
 
 @dataclass(slots=True)
@@ -101,70 +107,71 @@ class Disk:
         if self.stopped:
             raise Crash(actor.name)
         self.calls += 1
-        faults = self.faults
-        lost = False
+        fate = self._fate(actor, operation, path) if self.faults.pauses else 0
         pause = 0
-        if faults.pauses:
-            choices = self.choices
-            name = f"{actor.name}/{operation} {actor.count(operation)}"
-            if choices.given is not None:
-                fate = choices.given.get(name, 0)
-            else:
-                commit = operation == "create" and "/epochs/" in path
-                drawn = choices.draw(name) * (_COMMIT if commit else _WEIGHTS.get(operation, 1.0))
-                fate = 0
-                if drawn < faults.pauses:
-                    fate = 1 + int(drawn / faults.pauses * 5)
-                    if commit and fate > 2:
-                        fate = 5
-                    if drawn < faults.pauses * faults.leaps:
-                        fate = 6
-                else:
-                    drawn -= faults.pauses
-                    if drawn < faults.crashes:
-                        fate = 7
-                    elif drawn < faults.crashes + faults.errors:
-                        fate = 8
-                    elif drawn < faults.crashes + faults.errors + faults.lost_answers:
-                        fate = 9
-            if fate:
-                choices.taken[name] = fate
-                if fate <= 6:
-                    pause = PAUSES[min(fate, 5)]
-                    self.counters.add("pauses")
-                    if fate >= 5:
-                        self.counters.add("long pauses")
-                    self._note(actor.name, operation, f"{path} -- pauses for {pause} ms before it")
-                    if fate == 6:
-                        self.leap_ms += 2 * HOUR
-                        self.counters.add("leaps of time")
-                elif fate == 7:
-                    scheduler.take(1)
-                    self._note(actor.name, operation, f"{path} -- the process crashes before it")
-                    self.counters.add("crashes")
-                    self.on_crash()
-                    raise Crash(actor.name)
-                elif fate == 8:
-                    scheduler.take(1)
-                    self._note(actor.name, operation, f"{path} -- fails without effect")
-                    self.counters.add("failed calls")
-                    raise _failed(operation, path)
-                else:
-                    lost = True
+        if fate:
+            if fate == 7:
+                scheduler.take(1)
+                self._note(actor.name, operation, f"{path} -- the process crashes before it")
+                self.counters.add("crashes")
+                self.on_crash()
+                raise Crash(actor.name)
+            if fate == 8:
+                scheduler.take(1)
+                self._note(actor.name, operation, f"{path} -- fails without effect")
+                self.counters.add("failed calls")
+                raise _failed(operation, path)
+            if fate <= 6:
+                pause = PAUSES[min(fate, 5)]
+                self.counters.add("pauses")
+                if fate >= 5:
+                    self.counters.add("long pauses")
+                self._note(actor.name, operation, f"{path} -- pauses for {pause} ms before it")
+                if fate == 6:
+                    self.leap_ms += 2 * HOUR
+                    self.counters.add("leaps of time")
         scheduler.take(1 + pause)
+        lost = fate > 8
         if self.trace is not None:
             self._note(actor.name, operation, f"{path} -- takes effect, its answer is lost" if lost else path)
         return lost
+
+    def _fate(self, actor: Actor, operation: str, path: str) -> int:
+        """What becomes of a call: 0 nothing unusual, 1 to 5 a pause, 6 one in which hours pass, 7 a crash, 8 an error
+        without effect, 9 a lost answer."""
+        choices = self.choices
+        calls = actor.calls
+        calls[operation] = number = calls.get(operation, 0) + 1
+        name = f"{actor.name}/{operation} {number}"
+        if choices.given is not None:
+            fate = choices.given.get(name, 0)
+        else:
+            faults = self.faults
+            commit = operation == "create" and "/epochs/" in path
+            drawn = choices.draw(name) * (_COMMIT if commit else _WEIGHTS.get(operation, 1.0))
+            if drawn >= faults.all:
+                return 0
+            if drawn < faults.pauses:
+                fate = 1 + int(drawn / faults.pauses * 5)
+                if commit and fate > 2:
+                    fate = 5
+                if drawn < faults.pauses * faults.leaps:
+                    fate = 6
+            else:
+                drawn -= faults.pauses
+                fate = 7 if drawn < faults.crashes else 8 if drawn < faults.crashes + faults.errors else 9
+        if fate:
+            choices.taken[name] = fate
+        return fate
 
     def _note(self, actor: str, operation: str, text: str) -> None:
         if self.trace is not None:
             self.trace.append((self.scheduler.now, actor, operation, text))
 
-    def leave(self, lost: bool, operation: str, path: str) -> None:
-        """End a call that has had its effect."""
-        if lost:
-            self.counters.add("lost answers")
-            raise _failed(operation, path)
+    def lost_answer(self, operation: str, path: str) -> StorageError:
+        """The error of a call that has had its effect."""
+        self.counters.add("lost answers")
+        return _failed(operation, path)
 
     def now(self) -> float:
         """The true time, in seconds."""
@@ -217,10 +224,6 @@ class Disk:
             else:
                 yield from self.under(path)
 
-    def info(self, path: str, root: str) -> FileInfo:
-        stored = self.files[path]
-        return FileInfo(path[len(root) + 1 :], len(stored.data), stored.modified / 1000)
-
     def lagging(self, actor: str, number: int, shown: set[str], inside: Callable[[str], bool]) -> set[str]:
         """What a listing shows: perhaps what was there a few calls ago."""
         if not self.faults.lag or not self.choices.chance(f"{actor}/lag {number}", self.faults.lag):
@@ -256,7 +259,7 @@ class SimulatedFileSystem:
         return self._root
 
     def _full(self, path: str) -> str:
-        if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        if not path or path[0] == "/" or "\0" in path or (".." in path and ".." in path.split("/")):
             raise InvalidInputError(f"{path!r} is no path below {self._root}", path=path)
         return f"{self._root}/{path}"
 
@@ -267,7 +270,8 @@ class SimulatedFileSystem:
         if full in disk.files or full in disk.children:
             raise FileExistsError(errno.EEXIST, "the file exists already", full)
         disk.put(full, bytes(data))
-        disk.leave(lost, "create", full)
+        if lost:
+            raise disk.lost_answer("create", full)
 
     def read(self, path: str) -> bytes:
         full = self._full(path)
@@ -275,7 +279,8 @@ class SimulatedFileSystem:
         stored = self.disk.files.get(full)
         if stored is None:
             raise NotFoundError(f"{full} is missing", path=full)
-        self.disk.leave(lost, "read", full)
+        if lost:
+            raise self.disk.lost_answer("read", full)
         return stored.data
 
     def local_path(self, path: str) -> str | None:
@@ -284,7 +289,8 @@ class SimulatedFileSystem:
     def exists(self, path: str) -> bool:
         full = self._full(path)
         lost = self.disk.enter("exists", full)
-        self.disk.leave(lost, "look at", full)
+        if lost:
+            raise self.disk.lost_answer("look at", full)
         return full in self.disk.files or full in self.disk.children
 
     def list(self, path: str) -> _Infos:
@@ -293,15 +299,17 @@ class SimulatedFileSystem:
         lost = disk.enter("list", full)
         shown = {found for name in disk.children.get(full, ()) if (found := f"{full}/{name}") in disk.files}
         shown = self._lagging(shown, lambda changed: changed.rpartition("/")[0] == full)
-        disk.leave(lost, "list", full)
-        return [self._info(found) for found in sorted(shown)]
+        if lost:
+            raise disk.lost_answer("list", full)
+        return self._infos(shown)
 
     def walk(self, path: str) -> Iterator[FileInfo]:
         full = f"{self._root}/{path}" if path else self._root
         lost = self.disk.enter("walk", full)
         shown = self._lagging(set(self.disk.under(full)), lambda changed: changed.startswith(f"{full}/"))
-        self.disk.leave(lost, "list", full)
-        return iter([self._info(found) for found in sorted(shown)])
+        if lost:
+            raise self.disk.lost_answer("list", full)
+        return iter(self._infos(shown))
 
     def _lagging(self, shown: set[str], inside: Callable[[str], bool]) -> set[str]:
         actor = self.disk.scheduler.current
@@ -309,16 +317,22 @@ class SimulatedFileSystem:
             return shown
         return self.disk.lagging(actor.name, actor.count("lag"), shown, inside)
 
-    def _info(self, found: str) -> FileInfo:
-        if found not in self.disk.files:  # a listing that lags shows it still
-            return FileInfo(found[len(self._root) + 1 :], 0, 0.0)
-        return self.disk.info(found, self._root)
+    def _infos(self, shown: set[str]) -> _Infos:
+        files = self.disk.files
+        below = len(self._root) + 1
+        return [
+            FileInfo(path[below:], len(stored.data), stored.modified / 1000)
+            if (stored := files.get(path)) is not None
+            else FileInfo(path[below:], 0, 0.0)  # a listing that lags shows it still
+            for path in sorted(shown)
+        ]
 
     def folders(self, path: str) -> _Names:
         full = f"{self._root}/{path}" if path else self._root
         disk = self.disk
         lost = disk.enter("folders", full)
-        disk.leave(lost, "list", full)
+        if lost:
+            raise disk.lost_answer("list", full)
         return sorted(name for name in disk.children.get(full, ()) if f"{full}/{name}" in disk.children)
 
     def delete(self, path: str) -> None:
@@ -326,13 +340,15 @@ class SimulatedFileSystem:
         lost = self.disk.enter("delete", full)
         if full in self.disk.files:
             self.disk.remove(full)
-        self.disk.leave(lost, "delete", full)
+        if lost:
+            raise self.disk.lost_answer("delete", full)
 
     def prune(self, path: str) -> None:
         full = self._full(path)
         lost = self.disk.enter("prune", full)
         self.disk.prune(full)
-        self.disk.leave(lost, "delete", full)
+        if lost:
+            raise self.disk.lost_answer("delete", full)
 
     def move(self, source: str, target: str) -> None:
         full_source, full_target = self._full(source), self._full(target)
@@ -347,7 +363,8 @@ class SimulatedFileSystem:
         disk.scheduler.take(1)  # a local store links the new name first and removes the old one then
         if full_source in disk.files:
             disk.remove(full_source)
-        disk.leave(lost, "move", full_target)
+        if lost:
+            raise disk.lost_answer("move", full_target)
 
     def rename(self, source: str, target: str) -> None:
         full_source, full_target = self._full(source), self._full(target)
@@ -363,7 +380,8 @@ class SimulatedFileSystem:
         for path in moved:
             disk.remove(path)
         remove_tree(disk, full_source)
-        disk.leave(lost, "rename", full_target)
+        if lost:
+            raise disk.lost_answer("rename", full_target)
 
 
 def remove_tree(disk: Disk, folder: str) -> None:

@@ -223,7 +223,8 @@ class Lock:
         self._depth -= 1
         if self._depth == 0:
             self._owner = None
-            self._wake_waiting()
+            if self._waiting:
+                self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []

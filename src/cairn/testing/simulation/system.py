@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
+import functools
 import importlib
 import io
 import mmap
@@ -22,10 +23,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import xxhash
 
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.retrying import Patience, RetryingFileSystem
+from cairn.storage.state_file import table_of
 from cairn.testing.simulation import scheduler
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem, Stored, remove_tree
 from cairn.testing.simulation.scheduler import Lock, Scheduler
@@ -69,6 +72,7 @@ MODULES = {
     "cairn.storage.manifest_store": ("uuid",),
     "cairn.storage.regular_files": ("os",),
     "cairn.storage.savepoint_folder": ("os", "time", "uuid", "mmap", "open_filesystem", "sync"),
+    "cairn.storage.state_file": ("table_of",),
     "cairn.storage.savepoint_parquet": ("uuid",),
 }
 """What is put into which module, besides `open`. A name that a module has not is passed over."""
@@ -412,6 +416,11 @@ def steady(inner: FileSystem) -> RetryingFileSystem:
     return RetryingFileSystem(inner, Patience(sleep=_Time.sleep, chance=lambda: 0.5))
 
 
+@functools.lru_cache(maxsize=512)
+def _decoded(section: bytes) -> pa.Table:
+    return table_of(pa.py_buffer(section))
+
+
 OS = _Os()
 _STAND_INS: dict[str, Any] = {
     "os": OS,
@@ -426,6 +435,7 @@ _STAND_INS: dict[str, Any] = {
     "LocalFileSystem": SimulatedFileSystem,
     "open_filesystem": SimulatedFileSystem,
     "own_folder": lambda path: None,
+    "table_of": lambda body: _decoded(body.to_pybytes()),  # a section is read many times, by tasks and by the model
     "RetryingFileSystem": lambda inner: steady(inner),
 }
 
