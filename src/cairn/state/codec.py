@@ -172,7 +172,7 @@ def _key_bytes(dtype: DataType, array: pa.Array) -> pa.Array:
         return group_order(int_storage(dtype, array))
     if dtype.ddl.startswith("decimal("):
         return array.cast(pa.string()).cast(pa.binary())
-    return array.cast(pa.binary())
+    return array.view(pa.binary()) if pa.types.is_string(array.type) else array.cast(pa.binary())
 
 
 def int_storage(dtype: DataType, array: pa.Array) -> np.ndarray[Any, Any]:

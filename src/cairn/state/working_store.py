@@ -52,6 +52,7 @@ _log = get_logger("cairn.state")
 _DEFER_ROWS = 2_000_000
 _LAYER_ROWS = 512
 _LOAD_ROWS = 200_000
+_NOWHERE = pa.scalar(-1, pa.int32())
 VALUES = "values"
 ENTRIES = "entries"
 
@@ -178,7 +179,7 @@ def _rows_of_keys(asked: pa.Array, keys: pa.Array) -> np.ndarray[Any, Any]:
         found = np.full(len(asked), -1, dtype=np.int64)
         found[np.asarray(which.drop_null())] = rows
         return found
-    return np.asarray(pc.index_in(asked, value_set=keys).fill_null(-1)).astype(np.int64)
+    return np.asarray(pc.index_in(asked, value_set=keys).fill_null(_NOWHERE)).astype(np.int64)
 
 
 def _gather(parts: Sequence[pa.Array], where: pa.Array) -> pa.Array:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -250,16 +251,15 @@ def table_of(body: pa.Buffer) -> pa.Table:
 
 def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
     """The rows whose key group lies in the range. `data` is ordered by key group, so they are neighbours."""
-    if data.num_rows == 0:
-        return data
     keys = data.column("key")
-    low = groups.start.to_bytes(2, "big")
-    high = (groups.end + 1).to_bytes(2, "big")
-    if keys[0].as_py() >= low and keys[-1].as_py() < high:
-        return data
-    first = pc.sum(pc.less(keys, pa.scalar(low, pa.binary()))).as_py()
-    last = pc.sum(pc.less(keys, pa.scalar(high, pa.binary()))).as_py()
-    return data.slice(first, last - first)
+
+    def group(row: int) -> int:
+        return int.from_bytes(keys[row].as_py()[:2], "big")
+
+    rows = range(data.num_rows)
+    first = bisect_left(rows, groups.start, key=group)
+    end = bisect_right(rows, groups.end, lo=first, key=group)
+    return data if end - first == len(rows) else data.slice(first, end - first)
 
 
 def ordered_table(columns: dict[str, pa.Array]) -> pa.Table:

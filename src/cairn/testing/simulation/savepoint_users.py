@@ -157,7 +157,7 @@ class Shelf:
         state: State = {}
         for table in (table for operator in saved.metadata.operators for table in operator.tables):
             for file in table.files:
-                rows = pq.read_table(pa.BufferReader(self._disk.files[f"{saved.path}/{file.path}"].data))
+                rows = pq.ParquetFile(pa.BufferReader(self._disk.files[f"{saved.path}/{file.path}"].data)).read()
                 for row in rows.to_pylist():
                     name, value = _entry(row, table)
                     if name in state:
