@@ -120,9 +120,7 @@ def test_a_merged_chain_equals_the_chain(chain: list[list[Section]], ends: list[
                 for section in sections:
                     assert groups.contains(section.group)
                     assert section.data.column("value").null_count == 0
-                    data, checksum = state_file.encode([section])
-                    file = StateFile(data, "x", checksum, len(data))
-                    found.append(file.read(file.sections[0]))
+                    found.append(read_back(section))
             start = end + 1
     finally:
         chain_merge.FILE_BYTES = before
@@ -133,7 +131,34 @@ def test_a_merged_chain_equals_the_chain(chain: list[list[Section]], ends: list[
     assert again == applied([section for delta in [*chain, chain[-1]] for section in delta])
 
 
-def test_a_chain_may_be_compacted_again_with_snapshots_in_it() -> None:
+def read_back(section: Section) -> Section:
+    """A section as it comes out of a file."""
+    data, checksum = statefile.encode([section])
+    file = StateFile(data, "x", checksum, len(data))
+    return file.read(file.sections[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(deltas(), min_size=1, max_size=4), st.sampled_from([(0, 127), (0, 3), (1, 60)]))
+def test_merging_all_key_groups_at_once_gives_the_same_sections_as_merging_one_after_the_other(
+    chain: list[list[Section]], ends: tuple[int, int]
+) -> None:
+    snapshots = [
+        section for _, sections in run_compaction(chain[:1], KeyGroupRange(0, 127), {}) for section in sections
+    ]
+    for files in (chain, [snapshots, *chain]):
+        made = []
+        for most in (1000, -1):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(compaction, "_FEW_ROWS", most)
+                covered = run_compaction(files, KeyGroupRange(*ends), {})
+            made.append([(groups, [read_back(section) for section in sections]) for groups, sections in covered])
+        assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("most", [1000, -1])
+def test_a_chain_may_be_compacted_again_with_snapshots_in_it(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(compaction, "_FEW_ROWS", most)
     first = [
         section
         for _, sections in run_compaction([[int_section({KEYS[0]: 1, KEYS[1]: 2})]], KeyGroupRange(0, 127), {})
