@@ -16,9 +16,10 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from cairn.errors import InvalidInputError, StateTypeError
 from cairn.model.types import EPOCH_NTZ, EPOCH_UTC, MICROSECOND
@@ -32,8 +33,7 @@ SPARK_HASH_SEED = 42
 # ---------------------------------------------------------------- ranges
 
 
-@dataclass(frozen=True, slots=True)
-class KeyGroupRange:
+class KeyGroupRange(msgspec.Struct, frozen=True):
     """The key groups `start` to `end`, both included."""
 
     start: int

@@ -76,6 +76,9 @@ class SectionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The one key group in the section, or -1 when it holds several."""
 
 
+_decode_sections = msgspec.msgpack.Decoder(list[SectionInfo]).decode
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """One table's rows: `data` has the columns named in the module's docstring, in the order told there."""
@@ -145,6 +148,7 @@ class StateFile:
         self, data: bytes | mmap.mmap, name: str, checksum: str, size: int, place: Place | None = None
     ) -> None:
         self._buffer = pa.py_buffer(data)
+        self._view = memoryview(data)
         self.name = name
         total = self._buffer.size
         footer = self._footer()
@@ -162,7 +166,7 @@ class StateFile:
         self.owner = owner
         """The place that the file was written for; None in files of earlier versions."""
         try:
-            self.sections = msgspec.msgpack.decode(footer, type=list[SectionInfo])
+            self.sections = _decode_sections(footer)
         except msgspec.MsgspecError as error:
             raise self._damaged(f"its footer cannot be read ({error})") from error
 
@@ -171,13 +175,14 @@ class StateFile:
         total = self._buffer.size
         if total < len(MAGIC) + _TAIL or self._bytes(0, len(MAGIC)) != MAGIC:
             return "it does not begin like a state file"
-        if self._bytes(total - len(END), len(END)) != END:
+        tail = self._bytes(total - _TAIL, _TAIL)
+        if not tail.endswith(END):
             return "its end marker is missing"
-        length = int.from_bytes(self._bytes(total - _TAIL, 4), "little")
+        length = int.from_bytes(tail[:4], "little")
         if length > min(_MAX_FOOTER, total - _TAIL - len(MAGIC)):
             return "its footer length is impossible"
         footer = self._bytes(total - _TAIL - length, length)
-        if xxhash.xxh3_64_digest(footer) != self._bytes(total - _TAIL + 4, 8):
+        if xxhash.xxh3_64_digest(footer) != tail[4:12]:
             return _WRONG_FOOTER
         return footer
 
@@ -208,7 +213,7 @@ class StateFile:
         return cls(mapped, path, checksum, size, place)
 
     def _bytes(self, offset: int, length: int) -> bytes:
-        return bytes(self._buffer.slice(offset, length).to_pybytes())
+        return bytes(self._view[offset : offset + length])
 
     def _damaged(self, why: str) -> CorruptFileError:
         return CorruptFileError(f"state file {self.name} is damaged: {why}", path=self.name)
@@ -257,9 +262,11 @@ def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:
         return int.from_bytes(keys[row].as_py()[:2], "big")
 
     rows = range(data.num_rows)
+    if not rows or (group(0) >= groups.start and group(-1) <= groups.end):
+        return data
     first = bisect_left(rows, groups.start, key=group)
     end = bisect_right(rows, groups.end, lo=first, key=group)
-    return data if end - first == len(rows) else data.slice(first, end - first)
+    return data.slice(first, end - first)
 
 
 def ordered_table(columns: dict[str, pa.Array]) -> pa.Table:

@@ -14,8 +14,6 @@ and readers that do not know the record pass over it. Files without one, which e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import xxhash
 
@@ -52,8 +50,10 @@ class StateOwner(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+_decode = msgspec.msgpack.Decoder(StateOwner).decode
+
+
+class Writer(msgspec.Struct, frozen=True):
     """The job, operator and run that write state files."""
 
     job_id: str
@@ -76,8 +76,7 @@ class Writer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a reader finds a state file: what a handle in a manifest of a job says."""
 
     root: str
@@ -155,6 +154,6 @@ def unseal(before: bytes, footer: bytes) -> StateOwner | None:
     if xxhash.xxh3_64_digest(record + footer) != before[-_TAIL + 4 : -len(_MAGIC)]:
         raise ValueError("the record of its owner does not match its checksum")
     try:
-        return msgspec.msgpack.decode(record, type=StateOwner)
+        return _decode(record)
     except msgspec.MsgspecError as error:
         raise ValueError(f"the record of its owner cannot be read ({error})") from error
