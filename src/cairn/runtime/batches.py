@@ -28,6 +28,8 @@ CHUNK_ROWS = 512 * 1024
 CHUNK_BYTES = 48 << 20
 SLICE_ROWS = 16 * 1024
 """Rows that are turned into Python objects at a time."""
+FEW_ROWS = 64
+"""Up to this many rows are handled one by one: vectorised calls take longer for so few."""
 _MISFIT = (ValueError, TypeError, OverflowError, pa.ArrowException, UnicodeEncodeError)
 
 
@@ -45,6 +47,9 @@ def _bounds(groups: pa.Array) -> tuple[int, int]:
     """The lowest and the highest key group of some rows."""
     if groups.null_count:
         raise InternalError(f"{groups.null_count} rows came without a key group; the shuffle went wrong")
+    if len(groups) <= FEW_ROWS:
+        few = groups.to_pylist()
+        return min(few), max(few)
     numbers = np.asarray(groups)
     return int(numbers.min()), int(numbers.max())
 
@@ -72,12 +77,13 @@ def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             continue
         if low < 0:
             batch = batch.filter(pc.greater_equal(groups, 0))
-        if held and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES):
-            yield joined(held)
-            held, rows, size = [], 0, 0
+        if held:
+            size += held[-1].nbytes
+            if rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES:
+                yield joined(held)
+                held, rows, size = [], 0, 0
         held.append(batch)
         rows += batch.num_rows
-        size += batch.nbytes
     if held:
         yield joined(held)
 
@@ -92,16 +98,28 @@ class KeyedChunk:
     __slots__ = ("key_index", "key_slots", "rows", "slots")
 
     def __init__(self, batch: pa.RecordBatch, key_columns: Sequence[int], codec: KeyCodec, slots: KeySlots) -> None:
-        groups = np.asarray(batch.column(batch.num_columns - 1))
-        encoded = codec.encode([batch.column(i) for i in key_columns]).dictionary_encode()
+        groups = batch.column(batch.num_columns - 1)
+        keys = codec.encode([batch.column(i) for i in key_columns])
+        distinct = self._index_few(groups, keys) if len(keys) <= FEW_ROWS else self._index(groups, keys)
+        self.key_slots = slots.add(distinct)
+        self.slots = self.key_slots[self.key_index]
+        slots.rows += len(keys)
+        self.rows = batch
+
+    def _index(self, groups: pa.Array, keys: pa.Array) -> pa.Array:
+        """The distinct keys with their groups; `key_index` says which of them each row has."""
+        encoded = keys.dictionary_encode()
         self.key_index: np.ndarray[Any, Any] = np.asarray(encoded.indices)
         first = np.zeros(len(encoded.dictionary), dtype=np.int64)
-        count = len(self.key_index)
-        first[self.key_index[::-1]] = np.arange(count - 1, -1, -1)
-        self.key_slots = slots.add(with_groups(groups[first], encoded.dictionary))
-        self.slots = self.key_slots[self.key_index]
-        slots.rows += count
-        self.rows = batch
+        first[self.key_index[::-1]] = np.arange(len(keys) - 1, -1, -1)
+        return with_groups(np.asarray(groups)[first], encoded.dictionary)
+
+    def _index_few(self, groups: pa.Array, keys: pa.Array) -> pa.Array:
+        rows = zip(groups.to_pylist(), keys.to_pylist(), strict=True)
+        stored = [group.to_bytes(2, "big") + key for group, key in rows]
+        places = {key: place for place, key in enumerate(dict.fromkeys(stored))}
+        self.key_index = np.array([places[key] for key in stored], dtype=np.int64)
+        return pa.array(list(places), pa.binary())
 
 
 class OutputBuilder:

@@ -15,6 +15,7 @@ import datetime as dt
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, repeat
 from numbers import Number
 from operator import attrgetter, is_, itemgetter
@@ -56,6 +57,7 @@ class Exact:
         return (known and self.deep(held, built)) or all(map(self.fits, held))
 
 
+@lru_cache(maxsize=256)
 def exact_fit(kind: pa.DataType) -> Exact | None:
     """The check of a type; None for types for which Arrow sees to it that values are kept."""
     if pa.types.is_integer(kind):

@@ -39,6 +39,8 @@ from cairn.storage.retrying import RetryingFileSystem, retries_of
 from cairn.storage.state_file import Section
 from cairn.storage.state_owner import Writer
 
+_MANY_OBJECTS = 10_000
+
 _manifests: dict[str, Manifest] = {}
 """The manifest that this worker read last, by where and which: the other tasks of the epoch start from the same."""
 
@@ -59,7 +61,7 @@ def run_task(
 @contextmanager
 def _rare_collection() -> Iterator[None]:
     """A task makes hundreds of thousands of tuples and hardly a cycle: looking for cycles after every few hundred
-    of them, as Python does by default, triples the cost. Here it is done once per chunk.
+    of them, as Python does by default, triples the cost. Here it is done after a chunk that has left many objects.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -131,7 +133,8 @@ def _run(
                     since = time.perf_counter()
                     yield output
                     timings.add("emit", since)
-                gc.collect(0)
+                if gc.get_count()[0] > _MANY_OBJECTS:
+                    gc.collect(0)
                 since = time.perf_counter()
             for output in operator.fire_last_timers():
                 rows_out += output.num_rows

@@ -46,13 +46,13 @@ from cairn.storage import layout
 from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import Runs
-from cairn.storage.state_file import Section, SectionInfo, StateFile
+from cairn.storage.state_file import ARROW_STORAGE, Section, SectionInfo, StateFile
 
 _log = get_logger("cairn.state")
 _DEFER_ROWS = 2_000_000
 _LAYER_ROWS = 512
+_FEW_ROWS = 64
 _LOAD_ROWS = 200_000
-_NOWHERE = pa.scalar(-1, pa.int32())
 VALUES = "values"
 ENTRIES = "entries"
 
@@ -89,12 +89,15 @@ class StoreCopy:
 
     def values(self, table: str, keys: pa.Array, storage: Storage, ttl: bool) -> tuple[pa.Array, pa.Array | None]:
         """Values (null where unset) and, with TTL, their times, newest layer first, the backend for the rest."""
+        layers = self._layers.get(table, [])
+        if len(keys) + sum(layer.num_rows for layer in layers) <= _FEW_ROWS:
+            return self._few_values(table, layers, keys.to_pylist(), storage, ttl)
         parts: list[pa.Array] = []
         stamps: list[pa.Array] = []
         places = np.full(len(keys), -1, dtype=np.int64)
         wanted = np.arange(len(keys))
         offset = 0
-        for layer in reversed(self._layers.get(table, ())):
+        for layer in reversed(layers):
             if not len(wanted):
                 break
             asked = keys if len(wanted) == len(keys) else keys.take(pa.array(wanted))
@@ -117,6 +120,28 @@ class StoreCopy:
                 stamps.append(times)
         where = pa.array(places)
         return _gather(parts, where), _gather(stamps, where) if ttl else None
+
+    def _few_values(
+        self, table: str, layers: Sequence[pa.Table], keys: list[bytes], storage: Storage, ttl: bool
+    ) -> tuple[pa.Array, pa.Array | None]:
+        """The same with a dict of all rows of the layers: for so few of them it is made faster than it is avoided."""
+        values: dict[bytes, Any] = {}
+        times: dict[bytes, int | None] = {}
+        for layer in layers:
+            names = layer.column("key").to_pylist()
+            values.update(zip(names, layer.column("value").to_pylist(), strict=True))
+            if ttl:
+                times.update(zip(names, layer.column("time").to_pylist(), strict=True))
+        missing = [key for key in keys if key not in values]
+        if missing:
+            read, stamps = codec.value_column(self._get_many(table, pa.array(missing, pa.binary())), storage, ttl)
+            if not values:
+                return read, stamps
+            values.update(zip(missing, read.to_pylist(), strict=True))
+            if stamps is not None:
+                times.update(zip(missing, stamps.to_pylist(), strict=True))
+        found = pa.array([values[key] for key in keys], ARROW_STORAGE[storage])
+        return found, pa.array([times[key] for key in keys], pa.int64()) if ttl else None
 
     def _get_many(self, table: str, keys: pa.Array) -> list[bytes | None]:
         if not self._backend.ordered_reads:
@@ -179,7 +204,7 @@ def _rows_of_keys(asked: pa.Array, keys: pa.Array) -> np.ndarray[Any, Any]:
         found = np.full(len(asked), -1, dtype=np.int64)
         found[np.asarray(which.drop_null())] = rows
         return found
-    return np.asarray(pc.index_in(asked, value_set=keys).fill_null(_NOWHERE)).astype(np.int64)
+    return np.asarray(pc.index_in(asked, value_set=keys).fill_null(-1)).astype(np.int64)
 
 
 def _gather(parts: Sequence[pa.Array], where: pa.Array) -> pa.Array:

@@ -18,23 +18,22 @@ from cairn.model.manifest import StateHandle, StateSpec
 from cairn.model.types import Storage
 from cairn.storage import state_file
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.state_file import Section, SectionInfo, StateFile, sorted_table
+from cairn.storage.state_file import Section, SectionInfo, StateFile, ordered_table, sorted_table
 from cairn.storage.state_owner import Writer
 
 FILE_BYTES = 64 << 20
 _FEW_ROWS = 1000
+_FEW_BYTES = 4 << 20
 
 
 class _Grouped:
     """Rows that are ordered by key group, to be asked for by it."""
 
-    def __init__(self, data: pa.Table, merged: bool = False) -> None:
+    def __init__(self, data: pa.Table, places: Mapping[int, tuple[int, int]], merged: bool) -> None:
         self.merged = merged
         """Sorted, each key (and entry) once, nothing removed."""
         self._data = data
-        numbers = groups_of(data)
-        edges = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-        self._places = {int(numbers[first]): (first, end) for first, end in pairwise(edges) if end}
+        self._places = places
 
     def rows(self, group: int) -> pa.Table | None:
         first, end = self._places.get(group, (0, 0))
@@ -55,7 +54,8 @@ class _OpenSection:
         if self.merged:
             return self._file.read(self.info).data if self.info.group == group else None
         if self._grouped is None:
-            self._grouped = _Grouped(self._file.read(self.info).data.combine_chunks())
+            data = self._file.read(self.info).data.combine_chunks()
+            self._grouped = _Grouped(data, _places_of(groups_of(data)), merged=False)
         return self._grouped.rows(group)
 
     def within(self, groups: KeyGroupRange) -> pa.Table | None:
@@ -68,12 +68,49 @@ class _OpenSection:
 
 def _few_at_once(sections: Sequence[_OpenSection], groups: KeyGroupRange) -> Sequence[_OpenSection | _Grouped]:
     """The same rows, merged already if they are few: then the calls of a merge cost more than its rows."""
-    if all(section.merged for section in sections) or sum(section.info.rows for section in sections) > _FEW_ROWS:
+    rows = sum(section.info.rows for section in sections)
+    size = sum(section.info.length for section in sections)
+    if rows > _FEW_ROWS or size > _FEW_BYTES or all(section.merged for section in sections):
         return sections
     tables = [table for section in sections if (table := section.within(groups)) is not None]
     if not tables:
         return ()
-    return [_Grouped(merged(tables, entries="entry" in tables[0].column_names), merged=True)]
+    return [_merged_few(tables)]
+
+
+def _places_of(numbers: np.ndarray[Any, Any]) -> dict[int, tuple[int, int]]:
+    """Where the rows of each key group begin and end, in rows that are ordered by it."""
+    edges = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+    return {int(numbers[first]): (first, end) for first, end in pairwise(edges) if end}
+
+
+def _merged_few(tables: Sequence[pa.Table]) -> _Grouped:
+    """What `merged` makes of them, with plain dicts."""
+    together = pa.concat_tables(tables).combine_chunks()
+    keys = together.column("key").to_pylist()
+    has_entries = "entry" in together.column_names
+    entries = together.column("entry").to_pylist() if has_entries else [b""] * len(keys)
+    newest: dict[bytes, dict[bytes, int]] = {}
+    end = 0
+    for table in tables:
+        rows = range(end, end := end + table.num_rows)
+        for row in rows:
+            if entries[row] is None:  # all older entries of the key go, before the rest of the table applies
+                newest.pop(keys[row], None)
+        for row in rows:
+            if entries[row] is not None:
+                newest.setdefault(keys[row], {})[entries[row]] = row
+    kept = [row for key in sorted(newest) for _, row in sorted(newest[key].items())]
+    value = together.column("value")
+    if value.null_count:
+        present = value.is_valid().to_pylist()
+        kept = [row for row in kept if present[row]]
+    taken = together.take(pa.array(kept, pa.int64()))
+    places: dict[int, tuple[int, int]] = {}
+    for place, row in enumerate(kept):
+        group = int.from_bytes(keys[row][:2], "big")
+        places[group] = (places.get(group, (place, 0))[0], place + 1)
+    return _Grouped(ordered_table({name: taken.column(name) for name in taken.column_names}), places, merged=True)
 
 
 def groups_of(data: pa.Table) -> np.ndarray[Any, Any]:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cairn.errors import InternalError
+from cairn.model.ddl import parse_type
 from cairn.model.keygroups import KeyGroupRange
-from cairn.runtime.batches import GROUP_COLUMN, check_groups, chunks, subtask_of_batch
+from cairn.runtime import batches
+from cairn.runtime.batches import GROUP_COLUMN, KeyedChunk, check_groups, chunks, subtask_of_batch
+from cairn.state.codec import KeyCodec
+from cairn.state.key_slots import KeySlots
 
 
 def batch(*groups: int | None) -> pa.RecordBatch:
@@ -38,3 +44,32 @@ def test_a_row_without_a_key_group_is_refused_in_every_batch() -> None:
         subtask_of_batch(batch(4, None), 2, 8)
     with pytest.raises(InternalError, match="1 rows came without a key group"):
         list(chunks([batch(4), batch(5, None)]))
+
+
+def test_batches_are_joined_up_to_a_number_of_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "CHUNK_ROWS", 5)
+    made = chunks([batch(1, 2), batch(3), batch(4, 5), batch(6), batch(7, 8, 9, 10), batch(11)])
+    assert [chunk.num_rows for chunk in made] == [5, 5, 1]
+    monkeypatch.setattr(batches, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(batches, "CHUNK_BYTES", batch(1, 2, 3).nbytes)
+    made = chunks([batch(1), batch(2), batch(3), batch(4), batch(5, 6), batch(7, 8, 9), batch(10, 11, 12, 13)])
+    assert [chunk.num_rows for chunk in made] == [3, 3, 3, 4]
+
+
+@given(st.lists(st.lists(st.sampled_from(["", "a", "b", "é"]), min_size=1, max_size=9), min_size=1, max_size=3))
+def test_the_keys_of_few_rows_get_the_slots_that_those_of_many_get(names: list[list[str]]) -> None:
+    codec = KeyCodec([("name", parse_type("string"))])
+    made = []
+    for few in (64, -1):
+        slots = KeySlots()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batches, "FEW_ROWS", few)
+            for portion in names:
+                groups = pa.array([len(name.encode()) * 300 for name in portion], pa.int32())
+                rows = pa.RecordBatch.from_arrays([pa.array(portion), groups], names=["name", GROUP_COLUMN])
+                assert batches._bounds(groups) == (min(groups.to_pylist()), max(groups.to_pylist()))
+                chunk = KeyedChunk(rows, [0], codec, slots)
+                made.append((few, chunk.key_index.tolist(), chunk.key_slots.tolist(), chunk.slots.tolist()))
+        made.append((few, slots.keys, slots.all_keys().to_pylist(), slots.rows))
+    half = len(made) // 2
+    assert [row[1:] for row in made[:half]] == [row[1:] for row in made[half:]]

@@ -166,7 +166,11 @@ COLUMNS: list[tuple[Storage, list[Any]]] = [
 @pytest.mark.parametrize(("storage", "values"), COLUMNS)
 @pytest.mark.parametrize("ttl", [False, True])
 @pytest.mark.parametrize("cut", [0, 1])
-def test_value_columns(storage: Storage, values: list[Any], ttl: bool, cut: int) -> None:
+@pytest.mark.parametrize("few", [64, -1])
+def test_value_columns(
+    monkeypatch: pytest.MonkeyPatch, storage: Storage, values: list[Any], ttl: bool, cut: int, few: int
+) -> None:
+    monkeypatch.setattr(codec, "_FEW_ROWS", few)
     array = pa.array(values, ARROW_STORAGE[storage])[cut:]
     times = pa.array([5 if value is not None else None for value in values], pa.int64())[cut:] if ttl else None
     raw = codec.value_bytes(array, storage, times)

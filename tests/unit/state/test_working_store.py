@@ -12,13 +12,19 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.state_lab import BACKENDS, Lab
 
 from cairn.errors import CorruptFileError, EpochFailedError, InternalError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from cairn.model.types import Storage
 from cairn.state import working_store
 from cairn.state.backend import DamagedStoreError, load_backend
 from cairn.state.lmdb_backend import LmdbBackend
+from cairn.state.memory_backend import MemoryBackend
+from cairn.state.section_changes import changes_of
+from cairn.storage.state_file import Section, grouped_table
 from cairn.testing.faults import flip_bit, truncate
 
 ON_DISK = ["lmdb", "rocksdb"]
@@ -442,3 +448,39 @@ def test_a_rebuild_writes_every_key_once_and_values_in_order(monkeypatch: pytest
         lab.run_epoch()
     assert written == sorted(written)
     assert len(set(written)) == len(written) == 299
+
+
+NAMES = [bytes([0, number]) + b"key" for number in range(6)]
+LAYER = st.dictionaries(st.sampled_from(NAMES), st.none() | st.integers(-(2**63), 2**63 - 1), max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    stored=LAYER, layers=st.lists(LAYER, max_size=4), wanted=st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    ttl=st.booleans(),
+)  # fmt: skip
+def test_few_values_are_found_where_many_are(
+    stored: dict[bytes, int | None], layers: list[dict[bytes, int | None]], wanted: list[bytes], ttl: bool
+) -> None:
+    def section(rows: dict[bytes, int | None], age: int) -> Section:
+        columns = {"key": pa.array(rows, pa.binary()), "value": pa.array(rows.values(), pa.int64())}
+        if ttl:
+            columns["time"] = pa.array([None if value is None else age for value in rows.values()], pa.int64())
+        return Section("v", "value", Storage.INT, ttl, grouped_table(columns))
+
+    backend = MemoryBackend("")
+    backend.apply([changes_of(section(stored, 0))], "1")
+    copy = store.StoreCopy(backend, [section(rows, age) for age, rows in enumerate(layers, 1)], None, None)
+    shown = {key: (value, age) for age, rows in enumerate([stored, *layers]) for key, value in rows.items()}
+    expected = [shown.get(key, (None, None)) for key in wanted]
+    for few in (64, -1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "_FEW_ROWS", few)
+            values, times = copy.values("v", pa.array(wanted, pa.binary()), Storage.INT, ttl)
+        assert values.to_pylist() == [value for value, _ in expected]
+        assert values.type == pa.int64()
+        if ttl:
+            assert times is not None
+            assert times.to_pylist() == [None if value is None else age for value, age in expected]
+        else:
+            assert times is None
