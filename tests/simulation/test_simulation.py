@@ -11,9 +11,13 @@ from collections.abc import Callable
 import pytest
 from tests.support.mutations import MUTATIONS, SEEDS, broken, no_look_after_the_commit
 
-from cairn.testing.simulation import Outcome, readable, shrink, simulate
+from cairn.errors import InternalError
+from cairn.model.manifest import Manifest
+from cairn.storage.manifest_store import decode_manifest, encode_manifest
+from cairn.testing.simulation import Outcome, readable, shrink, simulate, system
 from cairn.testing.simulation.__main__ import main
 from cairn.testing.simulation.campaign import run_chunk
+from cairn.testing.simulation.scheduler import Scheduler
 
 FIXED = 100
 NEW_SECONDS = float(os.environ.get("SIMULATION_SECONDS", "15"))
@@ -115,3 +119,14 @@ def test_the_counters_say_what_was_exercised() -> None:
     counters = Counter(simulate(busy()).counters)
     assert counters["epochs"] > 0
     assert counters["drivers"] >= counters["runs"] > 0
+
+
+def test_a_record_that_was_changed_after_it_had_been_read_is_noticed() -> None:
+    data = encode_manifest(Manifest("job", "i", 1, "c", 1, 0, 4, "", 0, 0, [], [], {}))
+    machine = system.Machine(Scheduler(), None, 1)  # type: ignore[arg-type]
+    manifest = machine.decoded(decode_manifest, data, "manifest")
+    assert machine.decoded(decode_manifest, data, "manifest") is manifest
+    machine.check_records()
+    manifest.lineage[1] = "c"
+    with pytest.raises(InternalError, match="changed after it had been read"):
+        machine.check_records()

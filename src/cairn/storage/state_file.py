@@ -51,6 +51,7 @@ _MAX_SURPLUS = 1 << 32
 """How much larger than expected a file may be for its owner to be looked up in it."""
 MAX_COLUMN_BYTES = 2000 << 20
 _FEW_KEYS = 64
+_IPC = pa.ipc.IpcWriteOptions()
 _WRONG_FOOTER = "its footer does not match its checksum"
 
 ARROW_STORAGE = {
@@ -104,7 +105,7 @@ def encode(sections: Iterable[Section], owner: StateOwner | None = None) -> tupl
         sink.write(b"\0" * (-sink.tell() % _ALIGN))
         offset = sink.tell()
         body_sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(body_sink, section.data.schema) as writer:
+        with pa.ipc.new_stream(body_sink, section.data.schema, options=_IPC) as writer:
             writer.write_table(section.data)
         body = body_sink.getvalue()
         sink.write(body)
@@ -147,49 +148,26 @@ class StateFile:
     def __init__(
         self, data: bytes | mmap.mmap, name: str, checksum: str, size: int, place: Place | None = None
     ) -> None:
-        self._buffer = pa.py_buffer(data)
-        self._view = memoryview(data)
+        self._data = data
         self.name = name
-        total = self._buffer.size
-        footer = self._footer()
+        total = len(data)
         try:
-            owner = None if isinstance(footer, str) else self._owner(footer)
+            end = end_of(data)
         except ValueError as error:
             raise self._damaged(str(error)) from None
-        right = not isinstance(footer, str) and xxhash.xxh3_64_hexdigest(footer) == checksum
+        right = end.checksum == checksum
         if place is not None:  # the file may be whole and belong elsewhere: its owner tells
-            place.check(owner, name, copied=right and total == size)
+            place.check(end.owner, name, copied=right and total == size)
         if total != size:
             raise self._damaged(f"it has {total} bytes instead of {size}")
-        if isinstance(footer, str) or not right:
-            raise self._damaged(footer if isinstance(footer, str) else _WRONG_FOOTER)
-        self.owner = owner
+        if not right:
+            raise self._damaged(end.why or _WRONG_FOOTER)
+        self.owner = end.owner
         """The place that the file was written for; None in files of earlier versions."""
         try:
-            self.sections = _decode_sections(footer)
+            self.sections = _decode_sections(end.footer)
         except msgspec.MsgspecError as error:
             raise self._damaged(f"its footer cannot be read ({error})") from error
-
-    def _footer(self) -> bytes | str:
-        """The bytes of the footer, which match the checksum behind them; or why there is none."""
-        total = self._buffer.size
-        if total < len(MAGIC) + _TAIL or self._bytes(0, len(MAGIC)) != MAGIC:
-            return "it does not begin like a state file"
-        tail = self._bytes(total - _TAIL, _TAIL)
-        if not tail.endswith(END):
-            return "its end marker is missing"
-        length = int.from_bytes(tail[:4], "little")
-        if length > min(_MAX_FOOTER, total - _TAIL - len(MAGIC)):
-            return "its footer length is impossible"
-        footer = self._bytes(total - _TAIL - length, length)
-        if xxhash.xxh3_64_digest(footer) != tail[4:12]:
-            return _WRONG_FOOTER
-        return footer
-
-    def _owner(self, footer: bytes) -> StateOwner | None:
-        end = self._buffer.size - _TAIL - len(footer)
-        start = max(len(MAGIC), end - state_owner.MAX_BYTES)
-        return state_owner.unseal(self._bytes(start, end - start), footer)
 
     @classmethod
     def open(cls, path: str, checksum: str, size: int, place: Place | None = None) -> StateFile:
@@ -212,22 +190,15 @@ class StateFile:
             ) from error
         return cls(mapped, path, checksum, size, place)
 
-    def _bytes(self, offset: int, length: int) -> bytes:
-        return bytes(self._view[offset : offset + length])
-
     def _damaged(self, why: str) -> CorruptFileError:
         return CorruptFileError(f"state file {self.name} is damaged: {why}", path=self.name)
 
     def read(self, info: SectionInfo, groups: KeyGroupRange | None = None) -> Section:
         """The rows of a section, or of the key groups in a range of it."""
-        if min(info.offset, info.length) < 0 or info.offset + info.length > self._buffer.size:
-            raise self._damaged(f"the section of state '{info.table}' lies outside of it")
-        body = self._buffer.slice(info.offset, info.length)
-        if xxhash.xxh3_64_hexdigest(body) != info.checksum:
-            raise self._damaged(f"the section of state '{info.table}' does not match its checksum")
-        data = table_of(body)
-        if groups is not None:
-            data = rows_of(data, groups)
+        try:
+            data = table_of(self._data, info.offset, info.length, info.checksum, groups)
+        except ChecksumError as error:
+            raise self._damaged(f"the section of state '{info.table}' {error}") from None
         return Section(info.table, info.kind, Storage(info.storage), info.ttl, data, info.group)
 
     def verify(self, groups: KeyGroupRange) -> None:
@@ -248,10 +219,51 @@ class StateFile:
                 )
 
 
-def table_of(body: pa.Buffer) -> pa.Table:
-    """The rows in the bytes of a section."""
+class ChecksumError(Exception):
+    """Bytes are not those that a record tells of."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """What stands behind the sections of a state file."""
+
+    footer: bytes = b""
+    checksum: str = ""
+    owner: StateOwner | None = None
+    why: str = ""
+    """Why there is no footer."""
+
+
+def end_of(data: bytes | mmap.mmap) -> End:
+    """The end of a state file. Raises ValueError if the record of its owner is damaged."""
+    total = len(data)
+    if total < len(MAGIC) + _TAIL or data[: len(MAGIC)] != MAGIC:
+        return End(why="it does not begin like a state file")
+    tail = data[total - _TAIL :]
+    if not tail.endswith(END):
+        return End(why="its end marker is missing")
+    length = int.from_bytes(tail[:4], "little")
+    if length > min(_MAX_FOOTER, total - _TAIL - len(MAGIC)):
+        return End(why="its footer length is impossible")
+    at = total - _TAIL - length
+    footer = data[at : at + length]
+    if xxhash.xxh3_64_digest(footer) != tail[4:12]:
+        return End(why=_WRONG_FOOTER)
+    owner = state_owner.unseal(data[max(len(MAGIC), at - state_owner.MAX_BYTES) : at], footer)
+    return End(footer, xxhash.xxh3_64_hexdigest(footer), owner)
+
+
+def table_of(
+    data: bytes | mmap.mmap, offset: int, length: int, checksum: str, groups: KeyGroupRange | None
+) -> pa.Table:
+    """The rows of the section in these bytes of a file, or of the key groups in a range of it."""
+    if min(offset, length) < 0 or offset + length > len(data):
+        raise ChecksumError("lies outside of it")
+    body = pa.py_buffer(data).slice(offset, length)
+    if xxhash.xxh3_64_hexdigest(body) != checksum:
+        raise ChecksumError("does not match its checksum")
     with pa.ipc.open_stream(body) as reader:
-        return reader.read_all()
+        table = reader.read_all()
+    return table if groups is None else rows_of(table, groups)
 
 
 def rows_of(data: pa.Table, groups: KeyGroupRange) -> pa.Table:

@@ -470,12 +470,12 @@ def test_few_values_are_found_where_many_are(
 
     backend = MemoryBackend("")
     backend.apply([changes_of(section(stored, 0))], "1")
-    copy = store.StoreCopy(backend, [section(rows, age) for age, rows in enumerate(layers, 1)], None, None)
+    copy = working_store.StoreCopy(backend, [section(rows, age) for age, rows in enumerate(layers, 1)], None, None)
     shown = {key: (value, age) for age, rows in enumerate([stored, *layers]) for key, value in rows.items()}
     expected = [shown.get(key, (None, None)) for key in wanted]
     for few in (64, -1):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "_FEW_ROWS", few)
+            patch.setattr(working_store, "_FEW_ROWS", few)
             values, times = copy.values("v", pa.array(wanted, pa.binary()), Storage.INT, ttl)
         assert values.to_pylist() == [value for value, _ in expected]
         assert values.type == pa.int64()

@@ -133,7 +133,7 @@ def test_a_merged_chain_equals_the_chain(chain: list[list[Section]], ends: list[
 
 def read_back(section: Section) -> Section:
     """A section as it comes out of a file."""
-    data, checksum = statefile.encode([section])
+    data, checksum = state_file.encode([section])
     file = StateFile(data, "x", checksum, len(data))
     return file.read(file.sections[0])
 
@@ -150,7 +150,7 @@ def test_merging_all_key_groups_at_once_gives_the_same_sections_as_merging_one_a
         made = []
         for most in (1000, -1):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(compaction, "_FEW_ROWS", most)
+                patch.setattr(chain_merge, "_FEW_ROWS", most)
                 covered = run_compaction(files, KeyGroupRange(*ends), {})
             made.append([(groups, [read_back(section) for section in sections]) for groups, sections in covered])
         assert made[0] == made[1]
@@ -158,7 +158,7 @@ def test_merging_all_key_groups_at_once_gives_the_same_sections_as_merging_one_a
 
 @pytest.mark.parametrize("most", [1000, -1])
 def test_a_chain_may_be_compacted_again_with_snapshots_in_it(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(compaction, "_FEW_ROWS", most)
+    monkeypatch.setattr(chain_merge, "_FEW_ROWS", most)
     first = [
         section
         for _, sections in run_compaction([[int_section({KEYS[0]: 1, KEYS[1]: 2})]], KeyGroupRange(0, 127), {})

@@ -24,12 +24,16 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.manifest_store import decode_manifest
 from cairn.storage.run_bases import Base
 from cairn.storage.state_file import StateFile
+from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
 from cairn.testing.simulation.simulated_spark import batch_time_of, decode_rows, position_of
 from cairn.testing.simulation.totals import UID, Row, Source, State, living, moment_of
 
 _Name = tuple[bytes, str]
 """A key as it is stored, and what is added to it in the names of the model's state."""
+
+
+_DECIDE_CHECKPOINTS = (layout.BASES, layout.DISCARDS, layout.JOB)
 
 
 class Violation(Exception):
@@ -95,6 +99,8 @@ class JobModel:
         """The newest run that has written down what it goes on from."""
         self._base_checkpoints: list[int] = []
         self._completed_any = False
+        self._list_is_stale = False
+        """Something has changed that decides which checkpoints the job has."""
         self._decoded: dict[str, dict[_Name, Any]] = {}
 
     @property
@@ -121,6 +127,8 @@ class JobModel:
         if path.startswith(f"{self._root}/"):
             inside = path[len(self._root) + 1 :]
             top, _, rest = inside.partition("/")
+            if top in _DECIDE_CHECKPOINTS or top.startswith("chk-"):
+                self._list_is_stale = True
             if top == layout.EPOCHS:
                 number = layout.number_of(inside)
                 if number is not None:
@@ -144,7 +152,7 @@ class JobModel:
 
     def _epoch(self, what: str, number: int, path: str, data: bytes) -> None:
         try:
-            manifest = decode_manifest(data, path)
+            manifest: Manifest = system.machine().decoded(decode_manifest, data, path)
         except CairnError:
             return  # what is not whole: the epoch did not happen
         if manifest.commit_id in self.void:
@@ -301,9 +309,10 @@ class JobModel:
 
     def _list_checkpoints(self, completed: bool) -> None:
         """Look which checkpoints the job has, as anybody would who asks for them; new ones must be whole."""
-        if not self._completed_any and not completed:
+        if not completed and not (self._completed_any and self._list_is_stale):
             return
         self._completed_any = True
+        self._list_is_stale = False
         store = CheckpointStore(SimulatedFileSystem(self._root))
         listed = {}
         for number in store.numbers():
@@ -365,12 +374,8 @@ class JobModel:
                         e for e in entries if handle.first_group <= e[0][0] << 8 | e[0][1] <= handle.last_group
                     ]:
                         del entries[entry]
-                for entry, value in self._changes(manifest, inlined, handle, name).items():
-                    if value is None:
-                        entries.pop(entry, None)
-                    else:
-                        entries[entry] = value
-        return {key[2:].decode() + suffix: value for (key, suffix), value in entries.items()}
+                entries.update(self._changes(manifest, inlined, handle, name))
+        return {key[2:].decode() + suffix: value for (key, suffix), value in entries.items() if value is not None}
 
     def _changes(
         self, manifest: Manifest, inlined: dict[int, dict[str, bytes]], handle: StateHandle, name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -364,7 +365,19 @@ MEMORY: tuple[tuple[str, str, Any], ...] = (
     ("cairn.runtime.task", "_manifests", Memory("manifests")),
     ("cairn.coordinator.epoch_time", "_instants", _INSTANTS),
     ("cairn.storage.checkpoint_store", "_LOOK_AHEAD", 3),  # less to look at: more histories
+    ("cairn.runtime.task", "_MANY_OBJECTS", 1 << 60),  # garbage is collected between histories
 )
+
+_NO_SHORT_WAYS = tuple(
+    (module, name, -1)
+    for module, name in (
+        ("cairn.runtime.batches", "FEW_ROWS"),
+        ("cairn.state.codec", "_FEW_ROWS"),
+        ("cairn.state.working_store", "_FEW_ROWS"),
+        ("cairn.storage.chain_merge", "_FEW_ROWS"),
+    )
+)
+"""The code for many rows, which histories do not have."""
 
 
 def simulate(
@@ -374,12 +387,14 @@ def simulate(
     world = World(seed, given, traced, epochs)
     Memory.scheduler = world.scheduler
     _INSTANTS.clear()
-    with system.running(world.scheduler, world.disk, seed):
-        if in_place:
-            world.run()
-        else:
-            with system.installed(MEMORY):
-                world.run()
+    with contextlib.ExitStack() as stack:
+        machine = stack.enter_context(system.running(world.scheduler, world.disk, seed))
+        if not in_place:
+            stack.enter_context(system.installed(MEMORY))
+        if world.choices.chance("no short ways", 0.1):
+            stack.enter_context(system.replaced(_NO_SHORT_WAYS))
+        world.run()
+        machine.check_records()
     return world.outcome()
 
 

@@ -20,19 +20,22 @@ import posixpath
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 import xxhash
 
+from cairn.errors import InternalError
+from cairn.storage.checkpoint_store import decode_checkpoint
 from cairn.storage.filesystem import FileSystem
+from cairn.storage.manifest_store import decode_manifest
 from cairn.storage.retrying import Patience, RetryingFileSystem
-from cairn.storage.state_file import table_of
+from cairn.storage.state_file import end_of, table_of
 from cairn.testing.simulation import scheduler
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem, Stored, remove_tree
 from cairn.testing.simulation.scheduler import Lock, Scheduler
 
+Decode = Callable[[bytes, str], Any]
 PLAIN = 0o100640
 FOLDER = 0o040750
 
@@ -67,12 +70,12 @@ MODULES = {
     "cairn.snapshots.table_tasks": ("open_filesystem", "uuid"),
     "cairn.runtime.task": ("time",),
     "cairn.state.working_store": ("own_folder", "time"),
-    "cairn.storage.checkpoint_store": ("os", "time", "uuid", "LocalFileSystem"),
+    "cairn.storage.checkpoint_store": ("os", "time", "uuid", "LocalFileSystem", "decode_checkpoint"),
     "cairn.storage.cleanup": ("time",),
-    "cairn.storage.manifest_store": ("uuid",),
+    "cairn.storage.manifest_store": ("uuid", "decode_manifest"),
     "cairn.storage.regular_files": ("os",),
     "cairn.storage.savepoint_folder": ("os", "time", "uuid", "mmap", "open_filesystem", "sync"),
-    "cairn.storage.state_file": ("table_of",),
+    "cairn.storage.state_file": ("end_of", "table_of"),
     "cairn.storage.savepoint_parquet": ("uuid",),
 }
 """What is put into which module, besides `open`. A name that a module has not is passed over."""
@@ -86,6 +89,21 @@ class Machine:
     disk: Disk
     seed: int
     identifiers: int = 0
+    records: dict[tuple[Decode, bytes], Any] = field(default_factory=dict)
+    """What was decoded already: how, from which bytes."""
+
+    def decoded(self, decode: Decode, data: bytes, name: str) -> Any:
+        """Manifests and checkpoints are read dozens of times, and their bytes never change."""
+        record = self.records.get((decode, data))
+        if record is None:
+            record = self.records[decode, data] = decode(data, name)
+        return record
+
+    def check_records(self) -> None:
+        """They are decoded once for all drivers, so nobody may have changed one."""
+        for (decode, data), record in self.records.items():
+            if record != decode(data, "a record"):
+                raise InternalError(f"a record was changed after it had been read: {record}")
 
 
 _machine: Machine | None = None
@@ -103,6 +121,10 @@ class _Path:
     def __getattr__(self, name: str) -> Any:
         self.__dict__[name] = value = getattr(posixpath, name)  # asked for once
         return value
+
+    def join(self, path: str, *names: str) -> str:
+        joined = "/".join((path, *names))
+        return joined if path and "//" not in joined else posixpath.join(path, *names)
 
     def _known(self, path: str, operation: str) -> Disk:
         disk = machine().disk
@@ -144,15 +166,13 @@ def _stored(disk: Disk, path: str) -> Stored:
     return found
 
 
-@dataclass(frozen=True)
-class _Stat:
+class _Stat(NamedTuple):
     st_mode: int
     st_size: int
     st_mtime: float
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     name: str
     path: str
 
@@ -416,11 +436,6 @@ def steady(inner: FileSystem) -> RetryingFileSystem:
     return RetryingFileSystem(inner, Patience(sleep=_Time.sleep, chance=lambda: 0.5))
 
 
-@functools.lru_cache(maxsize=512)
-def _decoded(section: bytes) -> pa.Table:
-    return table_of(pa.py_buffer(section))
-
-
 OS = _Os()
 _STAND_INS: dict[str, Any] = {
     "os": OS,
@@ -435,19 +450,27 @@ _STAND_INS: dict[str, Any] = {
     "LocalFileSystem": SimulatedFileSystem,
     "open_filesystem": SimulatedFileSystem,
     "own_folder": lambda path: None,
-    "table_of": lambda body: _decoded(body.to_pybytes()),  # a section is read many times, by tasks and by the model
+    "end_of": functools.lru_cache(1024)(end_of),  # a state file is read many times, by tasks and by the model
+    "table_of": functools.lru_cache(1024)(table_of),
+    "decode_manifest": lambda data, name: machine().decoded(decode_manifest, data, name),
+    "decode_checkpoint": lambda data, name: machine().decoded(decode_checkpoint, data, name),
     "RetryingFileSystem": lambda inner: steady(inner),
 }
 
 
-@contextlib.contextmanager
-def installed(extra: Iterable[tuple[str, str, Any]] = ()) -> Iterator[None]:
+def installed(extra: Iterable[tuple[str, str, Any]] = ()) -> contextlib.AbstractContextManager[None]:
     """Put the stand-ins in place while the context lasts; `extra` are more of them: module, name, value."""
     put = [(name, place, _STAND_INS[place]) for name, places in MODULES.items() for place in (*places, "open")]
+    return replaced([*put, *extra])
+
+
+@contextlib.contextmanager
+def replaced(put: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
+    """Other values for names of modules, while the context lasts: module, name, value."""
     before: list[tuple[Any, str, Any]] = []
     missing = object()
     try:
-        for name, place, value in [*put, *extra]:
+        for name, place, value in put:
             module = importlib.import_module(name)
             had = getattr(module, place, missing)
             if had is missing and place != "open":
