@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from cairn.errors import InvalidInputError, NotFoundError, StorageError
@@ -224,10 +224,11 @@ class Disk:
             else:
                 yield from self.under(path)
 
-    def lagging(self, actor: str, number: int, shown: set[str], inside: Callable[[str], bool]) -> set[str]:
+    def lagging(self, actor: str, number: int, there: list[str], inside: Callable[[str], bool]) -> Collection[str]:
         """What a listing shows: perhaps what was there a few calls ago."""
         if not self.faults.lag or not self.choices.chance(f"{actor}/lag {number}", self.faults.lag):
-            return shown
+            return there
+        shown = set(there)
         self.counters.add("lagging listings")
         if self.scheduler.current is not None:
             self.scheduler.current.process.misled = True
@@ -297,8 +298,8 @@ class SimulatedFileSystem:
         full = f"{self._root}/{path}" if path else self._root
         disk = self.disk
         lost = disk.enter("list", full)
-        shown = {found for name in disk.children.get(full, ()) if (found := f"{full}/{name}") in disk.files}
-        shown = self._lagging(shown, lambda changed: changed.rpartition("/")[0] == full)
+        there = [found for name in disk.children.get(full, ()) if (found := f"{full}/{name}") in disk.files]
+        shown = self._lagging(there, lambda changed: changed.rpartition("/")[0] == full)
         if lost:
             raise disk.lost_answer("list", full)
         return self._infos(shown)
@@ -306,18 +307,18 @@ class SimulatedFileSystem:
     def walk(self, path: str) -> Iterator[FileInfo]:
         full = f"{self._root}/{path}" if path else self._root
         lost = self.disk.enter("walk", full)
-        shown = self._lagging(set(self.disk.under(full)), lambda changed: changed.startswith(f"{full}/"))
+        shown = self._lagging(list(self.disk.under(full)), lambda changed: changed.startswith(f"{full}/"))
         if lost:
             raise self.disk.lost_answer("list", full)
         return iter(self._infos(shown))
 
-    def _lagging(self, shown: set[str], inside: Callable[[str], bool]) -> set[str]:
+    def _lagging(self, there: _Names, inside: Callable[[str], bool]) -> Collection[str]:
         actor = self.disk.scheduler.current
         if actor is None or not self.disk.faults.lag or self._root in self.disk.prompt:
-            return shown
-        return self.disk.lagging(actor.name, actor.count("lag"), shown, inside)
+            return there
+        return self.disk.lagging(actor.name, actor.count("lag"), there, inside)
 
-    def _infos(self, shown: set[str]) -> _Infos:
+    def _infos(self, shown: Collection[str]) -> _Infos:
         files = self.disk.files
         below = len(self._root) + 1
         return [

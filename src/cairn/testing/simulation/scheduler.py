@@ -87,6 +87,7 @@ class Scheduler:
         self.current: Actor | None = None
         self.on_error: Callable[[Actor, BaseException], None] | None = None
         self._hub = greenlet.getcurrent()
+        self._until: Callable[[], bool] = lambda: False
         self._turn = 0
         self.switches = 0
 
@@ -99,19 +100,16 @@ class Scheduler:
 
     def run(self, until: Callable[[], bool]) -> None:
         """Let the actors take turns until the condition holds or nobody is left."""
+        self._until = until
         while not until():
             actor = self._next()
             if actor is None:
+                if self.actors:
+                    raise Stuck("nobody can go on: " + ", ".join(actor.name for actor in self.actors))
                 return
-            if actor.wake > self.now:
-                self.now = actor.wake
-            self._turn += 1
-            actor.order = self._turn
-            self.current = actor
-            self.switches += 1
-            actor.greenlet.switch()
-            self.current = None
-            if actor.done:
+            self._resume(actor)
+            actor, self.current = self.current, None  # whoever had the last turn
+            if actor is not None and actor.done:
                 self.actors.remove(actor)
                 if actor.error is not None and self.on_error is not None:
                     self.on_error(actor, actor.error)
@@ -119,13 +117,28 @@ class Scheduler:
     def _next(self) -> Actor | None:
         best: Actor | None = None
         for actor in self.actors:
-            if actor.waits:
-                continue
-            if best is None or (actor.wake, actor.order) < (best.wake, best.order):
+            if not actor.waits and (
+                best is None or actor.wake < best.wake or (actor.wake == best.wake and actor.order < best.order)
+            ):
                 best = actor
-        if best is None and self.actors:
-            raise Stuck("nobody can go on: " + ", ".join(actor.name for actor in self.actors))
         return best
+
+    def _resume(self, actor: Actor) -> None:
+        if actor.wake > self.now:
+            self.now = actor.wake
+        self._turn += 1
+        actor.order = self._turn
+        self.current = actor
+        self.switches += 1
+        actor.greenlet.switch()
+
+    def _give_way(self) -> None:
+        """Let others go on until it is the turn of the current actor again, without a detour over the hub."""
+        following = None if self._until() else self._next()
+        if following is None:
+            self._hub.switch()
+        else:
+            self._resume(following)
 
     def take(self, ticks: int) -> None:
         """The current actor's call takes so long; others who are due before go first."""
@@ -137,7 +150,7 @@ class Scheduler:
         actor.wake = wake = self.now + ticks
         for other in self.actors:
             if other.wake <= wake and other is not actor and not other.waits:
-                self._hub.switch()
+                self._give_way()
                 break
         else:
             self.now = wake
@@ -150,7 +163,7 @@ class Scheduler:
         if actor is None:
             raise InternalError("only actors can wait")
         actor.waits = True
-        self._hub.switch()
+        self._give_way()
         if actor.process.dead:
             raise Crash(actor.name)
 
@@ -160,7 +173,7 @@ class Scheduler:
         if actor is None:
             raise InternalError("only actors can wait")
         actor.wake = wake
-        self._hub.switch()
+        self._give_way()
         if actor.process.dead:
             raise Crash(actor.name)
 
