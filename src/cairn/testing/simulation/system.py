@@ -70,7 +70,7 @@ MODULES = {
     "cairn.snapshots.table_tasks": ("open_filesystem", "uuid"),
     "cairn.runtime.task": ("time",),
     "cairn.state.working_store": ("own_folder", "time"),
-    "cairn.storage.checkpoint_store": ("os", "time", "uuid", "LocalFileSystem", "decode_checkpoint"),
+    "cairn.storage.checkpoint_store": ("time", "uuid", "decode_checkpoint"),
     "cairn.storage.cleanup": ("time",),
     "cairn.storage.manifest_store": ("uuid", "decode_manifest"),
     "cairn.storage.regular_files": ("os",),
@@ -78,7 +78,7 @@ MODULES = {
     "cairn.storage.state_file": ("end_of", "table_of"),
     "cairn.storage.savepoint_parquet": ("uuid",),
 }
-"""What is put into which module, besides `open`. A name that a module has not is passed over."""
+"""The names of modules that are replaced, besides `open`. A name that a module does not have is an error."""
 
 
 @dataclass
@@ -474,7 +474,7 @@ def replaced(put: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
             module = importlib.import_module(name)
             had = getattr(module, place, missing)
             if had is missing and place != "open":
-                continue
+                raise InternalError(f"the simulation replaces {name}.{place}, which does not exist")
             before.append((module, place, had))
             setattr(module, place, value)
         yield
