@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -372,7 +373,7 @@ def test_acknowledgements_of_a_checkpoint_in_progress(tmp_path: Path) -> None:
 def test_the_command_line_asks_the_running_job(tmp_path: Path) -> None:
     world = World(tmp_path / "jobs" / "payments")
     create_identity(world.files, "payments", "Payments", 128)
-    Runs(world.files).take(2, 0)
+    Runs(world.files).take(2, int(time.time() * 1000))
     take(world, 0)
     world.coordinator._insight = Insight([("op", "Op", 2)], lambda epoch: [("op", 1, TaskMetrics())])
     world.coordinator.epoch_began(1, "offsets of 1")
