@@ -20,7 +20,7 @@ from cairn.testing.simulation.campaign import run_chunk
 from cairn.testing.simulation.scheduler import Scheduler
 
 FIXED = 100
-NEW_SECONDS = float(os.environ.get("SIMULATION_SECONDS", "15"))
+NEW_SECONDS = float(os.environ.get("SIMULATION_SECONDS", "5"))
 
 
 def told(outcomes: list[Outcome]) -> str:

@@ -1,8 +1,8 @@
 """Counts what rows cost, so that tests can say how the cost of a row grows with their number.
 
-Two things are counted, both exact from run to run, neither of them time: the bytecodes that are executed, and the
-memory that is allocated while one row is processed. The second shows what happens inside a single bytecode, such as a
-copy of a long list.
+Two things are counted, both exact from run to run, neither of them time: the lines that are executed (every round of a
+loop counts, also of one within a line), and the memory that is allocated while one row is processed. The second shows
+what happens inside a single call of C, such as a copy of a long list.
 """
 
 from __future__ import annotations
@@ -18,27 +18,22 @@ import pytest
 SMALLEST = 12
 LIMIT = 1.9
 """With a linear cost the ratio below is 1, with n * log(n) about 1.3, with n * n it is 4."""
-FREE = 100
-"""Costs of a row, in bytecodes or bytes, below which none is taken for growing."""
+FREE_LINES = 12
+FREE_BYTES = 100
+"""Costs of a row below which none is taken for growing."""
 
 
-def bytecodes(run: Callable[[], Any]) -> int:
-    """How many bytecodes a call executes, in all functions that it calls."""
+def lines(run: Callable[[], Any]) -> int:
+    """How many lines a call executes, in all functions that it calls."""
     count = 0
 
-    def local(frame: FrameType, event: str, argument: Any) -> Any:
+    def traced(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
-        if event == "opcode":
-            count += 1
-        return local
-
-    def entered(frame: FrameType, event: str, argument: Any) -> Any:
-        frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        return local
+        count += 1
+        return traced
 
     before = sys.gettrace()
-    sys.settrace(entered)
+    sys.settrace(traced)
     try:
         run()
     finally:
@@ -69,19 +64,20 @@ def allocations(run: Callable[[], Any], function: type, method: str) -> int:
     return total
 
 
-def growth(cost: Callable[[int], int]) -> float:
+def growth(cost: Callable[[int], int], free: int) -> float:
     """By which factor a row becomes dearer between n to 4n and 4n to 16n rows, without the costs that all runs have."""
     cost(1)  # imports and caches
     small, medium, large = (cost(SMALLEST * factor) for factor in (1, 4, 16))
-    return ((large - medium) / 12) / max((medium - small) / 3, FREE * SMALLEST)
+    return ((large - medium) / 12) / max((medium - small) / 3, free * SMALLEST)
 
 
 def assert_linear(prepared: Callable[[int], Callable[[], Any]], function: type, methods: tuple[str, ...]) -> None:
     """The cost of `prepared(rows)()` is linear in the number of rows."""
-    factors = {"bytecodes": growth(lambda rows: bytecodes(prepared(rows)))}
+    factors = {"lines": growth(lambda rows: lines(prepared(rows)), FREE_LINES)}
     for method in methods:
         factors[f"bytes allocated in {method}"] = growth(
-            lambda rows, method=method: allocations(prepared(rows), function, method)  # type: ignore[misc]
+            lambda rows, method=method: allocations(prepared(rows), function, method),  # type: ignore[misc]
+            FREE_BYTES,
         )
     dearer = {what: factor for what, factor in factors.items() if factor > LIMIT}
     assert not dearer, f"the cost of a row grows with their number: {dearer}"

@@ -29,6 +29,7 @@ from cairn.testing.keyed_harness import UID, KeyedProcessHarness, LocalCluster, 
 
 INPUT = "key string, n bigint"
 OUTPUT = "key string, n bigint"
+GROUPS = 16
 EPOCHS: list[list[tuple[str, int]]] = [
     [("a", 1), ("b", 2), ("a", 3)],
     [("b", 4), ("c", 5)],
@@ -133,10 +134,8 @@ class World:
             path.write_text(f"v1\n{json.dumps(metadata)}\n{epoch}")
 
     def start(self, files: Any) -> Loop:
-        recovered = recover(StartRequest(files, "job", "job", self.settings, self.parallelism, 128, [UID]), now_ms=0)
-        probe = KeyedProcessHarness(
-            Ledger(), "key", INPUT, OUTPUT, backend=self.settings.backend, parallelism=self.parallelism
-        )
+        recovered = recover(StartRequest(files, "job", "job", self.settings, self.parallelism, GROUPS, [UID]), now_ms=0)
+        probe = KeyedProcessHarness(Ledger(), "key", INPUT, OUTPUT, self.settings.backend, self.parallelism, GROUPS)
         spec, shuffle = probe.spec, probe._shuffle
         probe.close()
         cluster = self.cluster_type(spec, shuffle, files)
@@ -187,7 +186,9 @@ class World:
         copied = self.root.parent / "copy"
         shutil.rmtree(copied, ignore_errors=True)
         shutil.copytree(self.root, copied)
-        with KeyedProcessHarness(Ledger(), "key", INPUT, OUTPUT, parallelism=3, state_dir=copied) as harness:
+        with KeyedProcessHarness(
+            Ledger(), "key", INPUT, OUTPUT, parallelism=3, max_parallelism=GROUPS, state_dir=copied
+        ) as harness:
             for key, total in totals.items():
                 assert harness.state("total", key) == total
                 assert harness.state("seen", key) == seen[key]

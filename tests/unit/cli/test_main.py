@@ -1,4 +1,4 @@
-"""The command line as a user meets it: mostly whole processes, because start-up cost and exit codes are the point."""
+"""The command line as a user meets it: commands in processes of their own, their output and their exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.cli_process import cairn, environment, job, listen_to_interrupts
+from tests.support.cli_process import cairn, environment, job, listen_to_interrupts, started
 from tests.support.patience import PATIENCE
 
 from cairn import errors
@@ -23,7 +23,7 @@ from cairn.cli.run_command import job_config, parse_settings
 
 
 def test_help_names_the_commands() -> None:
-    answer = cairn("--help")
+    answer = started("--help")
     assert answer.returncode == 0, answer.stderr
     assert all(command in answer.stdout for command in ("demo", "doctor", "run"))
 
@@ -144,7 +144,7 @@ def test_run_tells_code_cause_and_remedy_without_a_traceback(tmp_path: Path) -> 
         "except OSError as cause:\n"
         "    raise CorruptFileError('file x is damaged', path='x') from cause\n",
     )
-    answer = cairn("run", script)
+    answer = started("run", script)
     assert answer.returncode == ExitCode.DAMAGED
     assert answer.stdout == ""
     assert answer.stderr.splitlines() == [
@@ -199,7 +199,7 @@ def test_run_passes_the_exit_code_of_the_script_on(tmp_path: Path, statement: st
 
 
 def test_run_of_a_missing_script_is_not_found(tmp_path: Path) -> None:
-    answer = cairn("run", tmp_path / "absent.py")
+    answer = started("run", tmp_path / "absent.py")
     assert answer.returncode == ExitCode.NOT_FOUND
     assert "absent.py" in answer.stderr
 

@@ -7,18 +7,14 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.support.cli_process import environment
-from tests.support.patience import PATIENCE
+from tests.support.cli_process import ask_server, environment
 from tests.support.web_job import JOB, UID, make_job
 
 from cairn.cli import progress_bar as shown
@@ -143,27 +139,19 @@ def on_terminal(*args: str, columns: int = 100, **env: str) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     kept = {name: value for name, value in environment(**env).items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cairn.cli.main", *args], stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**kept, "TERM": env.get("TERM", "xterm-256color")},
-    )  # fmt: skip
-    os.close(theirs)
+    ended: list[int] = []
+    variables = {**kept, "TERM": env.get("TERM", "xterm-256color")}
+    command = threading.Thread(
+        target=lambda: ended.append(ask_server(args, variables, terminal=os.ttyname(theirs))), daemon=True
+    )
+    command.start()
     seen = b""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        ready, _, _ = select.select([ours], [], [], 0.2)
-        if ready:
-            try:
-                data = os.read(ours, 65536)
-            except OSError:
-                break
-            if not data:
-                break
-            seen += data
-        elif process.poll() is not None:
-            break
+    while command.is_alive() or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.05)[0]:
+            seen += os.read(ours, 65536)
+    os.close(theirs)
     os.close(ours)
-    assert process.wait(PATIENCE) == 0, seen
+    assert ended == [0], seen
     return seen.decode()
 
 

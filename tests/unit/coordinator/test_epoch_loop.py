@@ -14,6 +14,8 @@ from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, 
 from cairn.state import working_store
 from cairn.testing.faults import Crash, Fault, FaultPlan
 
+READS = {"read", "exists", "list", "walk", "folders"}
+
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,10 +45,15 @@ def test_a_run_without_faults(world: World) -> None:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("lost", [False, True], ids=["same-workers", "new-workers"])
 def test_a_crash_at_every_storage_call(tmp_path: Path, after: bool, lost: bool) -> None:
-    """Crash, start again, finish: state equals a plain dict, and each output is there exactly once."""
-    total = len(calls_of_a_run(tmp_path / "count"))
-    assert total > 40
-    for number in range(1, total + 1):
+    """Crash, start again, finish: state equals a plain dict, and each output is there exactly once.
+
+    After a call that only reads, everything is as it was before the call: one crash stands for both.
+    """
+    calls = calls_of_a_run(tmp_path / "count")
+    assert len(calls) > 40
+    for number, operation, _ in calls:
+        if after and operation in READS:
+            continue
         world = World(tmp_path / str(number))
         with pytest.raises(Crash):
             world.run(FaultPlan([Fault("crash", call=number, after=after)]))
