@@ -255,7 +255,7 @@ def _session(leader: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DemoOutcome:
     """What a run left behind, counted from its files."""
 
     rows: int
@@ -270,7 +270,7 @@ class Found:
     state_counts: dict[str, int]
 
 
-def read_back(place: Path, expected_rows: int) -> Found:
+def read_back(place: Path, expected_rows: int) -> DemoOutcome:
     """Read the output with pyarrow and the state from its durable files; the job is over."""
     import numpy as np
     import pyarrow.parquet as pq
@@ -296,7 +296,7 @@ def read_back(place: Path, expected_rows: int) -> Found:
     ends = np.flatnonzero(np.append(first[1:], True)) if len(order) else np.zeros(0, int)
     output_sums = {str(users[order][i]): int(totals[order][i]) for i in ends}
     state = stored_state(place)
-    return Found(
+    return DemoOutcome(
         rows=len(numbers),
         distinct=len(distinct),
         duplicates=len(numbers) - len(distinct),
@@ -345,7 +345,7 @@ def expected(rows: int) -> tuple[dict[str, int], dict[str, int]]:
     return sums, counts
 
 
-def exact(wanted: tuple[dict[str, int], dict[str, int]], found: Found) -> bool:
+def exact(wanted: tuple[dict[str, int], dict[str, int]], found: DemoOutcome) -> bool:
     """Whether state and output hold every payment once and nothing else."""
     wrong = found.duplicates + found.missing + found.foreign + found.wrong_amounts + found.wrong_steps
     return not wrong and wanted == (found.state_sums, found.state_counts) and wanted[0] == found.output_sums

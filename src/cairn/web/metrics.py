@@ -154,7 +154,7 @@ def families(jobs: Iterable[JobView]) -> Iterator[Metric]:
         yield counter
 
 
-class _Jobs:
+class _JobCollector:
     def __init__(self, jobs: Iterable[JobView]) -> None:
         self._jobs = jobs
 
@@ -165,5 +165,5 @@ class _Jobs:
 def exposition(jobs: Iterable[JobView]) -> bytes:
     """The text that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Jobs(jobs))
+    registry.register(_JobCollector(jobs))
     return generate_latest(registry)

@@ -16,7 +16,7 @@ from cairn.errors import InvalidInputError, NotFoundError, StorageError
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo
 from cairn.testing.simulation.choices import Choices
-from cairn.testing.simulation.scheduler import Actor, Crash, Scheduler
+from cairn.testing.simulation.scheduler import Actor, ProcessEnded, Scheduler
 
 _Infos = list[FileInfo]
 _Names = list[str]
@@ -40,7 +40,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Faults:
+class FaultShares:
     """How often calls go wrong, as shares of all calls of drivers."""
 
     pauses: float = 0.0
@@ -79,7 +79,7 @@ class Disk:
         self.scheduler = scheduler
         self.choices = choices
         self.counters = counters
-        self.faults = Faults()
+        self.faults = FaultShares()
         self.files: dict[str, Stored] = {}
         self.children: dict[str, dict[str, None]] = {"/": {}}
         self.made: dict[str, int] = {}
@@ -99,13 +99,13 @@ class Disk:
     # What becomes of a call.
 
     def enter(self, operation: str, path: str) -> bool:
-        """Begin a call; True if it is to fail after its effect. Raises `Crash`, or `StorageError` without effect."""
+        """Begin a call; True if it is to fail after its effect. Raises `ProcessEnded`, or `StorageError` before it."""
         scheduler = self.scheduler
         actor = scheduler.current
         if actor is None:
             return False
         if self.stopped:
-            raise Crash(actor.name)
+            raise ProcessEnded(actor.name)
         self.calls += 1
         fate = self._fate(actor, operation, path) if self.faults.pauses else 0
         pause = 0
@@ -115,7 +115,7 @@ class Disk:
                 self._note(actor.name, operation, f"{path} -- the process crashes before it")
                 self.counters.add("crashes")
                 self.on_crash()
-                raise Crash(actor.name)
+                raise ProcessEnded(actor.name)
             if fate == 8:
                 scheduler.take(1)
                 self._note(actor.name, operation, f"{path} -- fails without effect")

@@ -27,7 +27,7 @@ from cairn.storage.state_file import StateFile
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import Disk, SimulatedFileSystem
 from cairn.testing.simulation.simulated_spark import batch_time_of, decode_rows, position_of
-from cairn.testing.simulation.totals import UID, Row, Source, State, living, moment_of
+from cairn.testing.simulation.totals import UID, Row, SimulatedSource, State, living, moment_of
 
 _Name = tuple[bytes, str]
 """A key as it is stored, and what is added to it in the names of the model's state."""
@@ -65,7 +65,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Declared:
+class RequestedRestore:
     """A restore that somebody asked for: the state and position that it must come to."""
 
     state: State
@@ -77,7 +77,9 @@ class Declared:
 class JobModel:
     """The model of one job directory and its sink."""
 
-    def __init__(self, disk: Disk, root: str, sink: str, source: Source, retained: int, num_retained: int) -> None:
+    def __init__(
+        self, disk: Disk, root: str, sink: str, source: SimulatedSource, retained: int, num_retained: int
+    ) -> None:
         self._disk = disk
         self._root = root
         self._sink = sink
@@ -87,7 +89,7 @@ class JobModel:
         self.commits: dict[int, Committed] = {}
         self.order: list[int] = []
         self.listed: dict[int, Checkpoint] = {}
-        self.declared: list[Declared] = []
+        self.declared: list[RequestedRestore] = []
         """Restores under way."""
         self.may_repeat = False
         """AT_LEAST_ONCE: rows are shown before their epoch is committed, and again if it never is."""

@@ -23,7 +23,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 NEVER = 1 << 62
 
 
-class Crash(BaseException):
+class ProcessEnded(BaseException):
     """The process that an actor belongs to has ended. Not an `Exception`, so that no handler takes it for an error."""
 
 
@@ -65,7 +65,7 @@ class Actor:
     def _run(self) -> None:
         try:
             self._body()
-        except (Crash, greenlet.GreenletExit):
+        except (ProcessEnded, greenlet.GreenletExit):
             pass
         except BaseException as error:  # noqa: BLE001 - handed to whoever runs the simulation
             self.error = error
@@ -146,7 +146,7 @@ class Scheduler:
         if actor is None:
             return
         if actor.process.dead:
-            raise Crash(actor.name)
+            raise ProcessEnded(actor.name)
         actor.wake = wake = self.now + ticks
         for other in self.actors:
             if other.wake <= wake and other is not actor and not other.waits:
@@ -155,7 +155,7 @@ class Scheduler:
         else:
             self.now = wake
         if actor.process.dead:
-            raise Crash(actor.name)
+            raise ProcessEnded(actor.name)
 
     def wait(self) -> None:
         """The current actor waits until somebody wakes it."""
@@ -165,7 +165,7 @@ class Scheduler:
         actor.waits = True
         self._give_way()
         if actor.process.dead:
-            raise Crash(actor.name)
+            raise ProcessEnded(actor.name)
 
     def wait_until(self, wake: int) -> None:
         """The current actor waits until somebody wakes it, or this time."""
@@ -175,7 +175,7 @@ class Scheduler:
         actor.wake = wake
         self._give_way()
         if actor.process.dead:
-            raise Crash(actor.name)
+            raise ProcessEnded(actor.name)
 
     def awake(self, actor: Actor) -> None:
         actor.waits = False
@@ -298,7 +298,7 @@ class Condition:
                 Lock.scheduler.awake(actor)
 
 
-class Event:
+class Flag:
     """A flag that actors may wait for."""
 
     def __init__(self) -> None:

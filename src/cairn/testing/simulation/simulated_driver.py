@@ -38,7 +38,7 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.manifest_store import Runs
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import SimulatedFileSystem
-from cairn.testing.simulation.invariants import Declared
+from cairn.testing.simulation.invariants import RequestedRestore
 from cairn.testing.simulation.savepoint_users import SavepointUser, SimulatedBackground, SimulatedSpark
 from cairn.testing.simulation.scheduler import NEVER, Process, Thread
 from cairn.testing.simulation.simulated_spark import SOURCE, QueryLog, SimulatedCluster, entry, position_of
@@ -56,7 +56,13 @@ class Driver:
     """One start of a job: its own process, an actor for the query and one for the checkpoint coordinator."""
 
     def __init__(
-        self, world: World, job: Job, number: int, settings: Settings, parallelism: int, declared: Declared | None
+        self,
+        world: World,
+        job: Job,
+        number: int,
+        settings: Settings,
+        parallelism: int,
+        declared: RequestedRestore | None,
     ) -> None:
         self.name = f"driver {number}"
         self.world = world
@@ -151,7 +157,9 @@ class Driver:
             sources=lambda: [SOURCE],
         )  # fmt: skip
         with pinned(request) as start:
-            recovered = recover(start, system.Clock().now_ms(), prepare=lambda: sink.start(None, self.job.root, None))
+            recovered = recover(
+                start, system.SimulatedClock().now_ms(), prepare=lambda: sink.start(None, self.job.root, None)
+            )
         return recovered, sink
 
     def _assemble(
@@ -163,8 +171,8 @@ class Driver:
         background = SimulatedBackground(self.world, self)
         savepoints = SparkSavepoints(SimulatedSpark(), files, facts, COMPACT_INTERVAL, background)  # type: ignore[arg-type]
         coordinator = CheckpointCoordinator(
-            self.settings.checkpoints, store, facts, Snapshots(self), recovered.manifest,
-            self._intolerable, clock=system.Clock(), savepoints=savepoints,
+            self.settings.checkpoints, store, facts, SimulatedSnapshots(self), recovered.manifest,
+            self._intolerable, clock=system.SimulatedClock(), savepoints=savepoints,
             published=output_is_published(files, recovered.manifest),  # type: ignore[arg-type]
         )  # fmt: skip
         coordinator.events.subscribe(CheckpointCompleted, lambda event: self.world.counters.add("checkpoints"))
@@ -207,7 +215,7 @@ class Driver:
             else:
                 name = f"{self.name} batch {number}"
                 end = start + self.world.choices.number(f"{name}/rows", (0.0, 0.4, 0.3, 0.1, 0.1, 0.1))
-                log.add("offsets", number, entry(end, system.Clock().now_ms()))
+                log.add("offsets", number, entry(end, system.SimulatedClock().now_ms()))
             if not gate.enter():
                 raise Interrupted
             try:
@@ -259,7 +267,7 @@ class Driver:
         return made
 
 
-class Snapshots:
+class SimulatedSnapshots:
     """Writes the snapshots of full checkpoints, each in an actor of its own."""
 
     def __init__(self, driver: Driver) -> None:

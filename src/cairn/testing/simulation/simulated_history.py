@@ -16,13 +16,13 @@ from cairn.storage import layout
 from cairn.storage.retrying import passes
 from cairn.testing.simulation import system
 from cairn.testing.simulation.choices import Choices, Decisions
-from cairn.testing.simulation.disk import HOUR, Counters, Disk, Faults
-from cairn.testing.simulation.invariants import Committed, Declared, JobModel, Violation
+from cairn.testing.simulation.disk import HOUR, Counters, Disk, FaultShares
+from cairn.testing.simulation.invariants import Committed, JobModel, RequestedRestore, Violation
 from cairn.testing.simulation.savepoint_users import DIRECTORY, Shelf
 from cairn.testing.simulation.scheduler import Process, Scheduler, Stuck
 from cairn.testing.simulation.simulated_driver import Driver
 from cairn.testing.simulation.simulated_spark import Conflict, Memory, Worker, position_of
-from cairn.testing.simulation.totals import Source
+from cairn.testing.simulation.totals import SimulatedSource
 
 EPOCHS = 20
 _MOST_DRIVERS = 14
@@ -87,7 +87,7 @@ class World:
         self.disk.watchers.append(self._changed)
         self.disk.trace = [] if traced else None
         self._digest = hashlib.blake2b(digest_size=8)
-        self.source = Source(seed, 1 + choices.below("keys", 4), choices.chance("timed", 0.15))
+        self.source = SimulatedSource(seed, 1 + choices.below("keys", 4), choices.chance("timed", 0.15))
         self.workers = [Worker() for _ in range(_WORKERS)]
         self.violation: Violation | None = None
         self.retained = 1 + choices.below("epochs retained", 3)
@@ -209,7 +209,7 @@ class World:
         machine = Process("operator")
         self.scheduler.on_error = self._actor_failed
         share = self.choices.one_of("faults", (0.0, 0.004, 0.012, 0.03))
-        self.disk.faults = Faults(
+        self.disk.faults = FaultShares(
             pauses=share,
             crashes=share * self.choices.one_of("crashes", (0.0, 0.1, 0.3)),
             errors=share * self.choices.one_of("errors", (0.0, 0.2)),
@@ -317,7 +317,7 @@ class World:
 
     def _settle(self) -> None:
         """No more faults; everybody who is left goes on to the end; then a fresh driver must go on with each job."""
-        self.disk.faults = Faults()
+        self.disk.faults = FaultShares()
         for job in self.jobs:
             for driver in job.drivers:
                 driver.stopping = True
@@ -355,8 +355,8 @@ class World:
         )
 
 
-def _declared(commit: Committed, own: bool) -> Declared:
-    return Declared(commit.state, position_of(commit.manifest.offsets), commit.epoch, own)
+def _declared(commit: Committed, own: bool) -> RequestedRestore:
+    return RequestedRestore(commit.state, position_of(commit.manifest.offsets), commit.epoch, own)
 
 
 _INSTANTS: dict[str, tuple[str, float]] = {}

@@ -22,7 +22,7 @@ from cairn.runtime.task import run_task
 from cairn.storage.filesystem import FileSystem
 from cairn.testing.local_cluster import arrow_schema, outputs_of
 from cairn.testing.simulation.disk import Disk
-from cairn.testing.simulation.scheduler import Crash, Process, Scheduler
+from cairn.testing.simulation.scheduler import Process, ProcessEnded, Scheduler
 from cairn.testing.simulation.totals import GROUPS, INPUT, Row, operator
 
 SOURCE = "simulated-source"
@@ -156,8 +156,8 @@ class SimulatedCluster:
     def acknowledgements(self) -> list[bytes]:
         return list(self._acks)
 
-    def frames(self, frame: Any, sinks: Sequence[Any]) -> SimulatedFrames:
-        return SimulatedFrames(self, tuple(frame), self._world.disk)
+    def frames(self, frame: Any, sinks: Sequence[Any]) -> EpochOutput:
+        return EpochOutput(self, tuple(frame), self._world.disk)
 
     def run(self, rows: tuple[Row, ...]) -> list[list[Row]]:
         """The output of each subtask."""
@@ -202,7 +202,7 @@ class SimulatedCluster:
             ):  # fmt: skip
                 made += [(row.key, row.total) for row in outputs_of(spec, output)]
             return made
-        except Crash:
+        except ProcessEnded:
             self._world.lose(worker)
             raise
         finally:
@@ -210,7 +210,7 @@ class SimulatedCluster:
             actor.worker = before
 
 
-class SimulatedFrames:
+class EpochOutput:
     """The output of an epoch: computed when a sink writes it."""
 
     def __init__(self, cluster: SimulatedCluster, rows: tuple[Row, ...], disk: Disk) -> None:

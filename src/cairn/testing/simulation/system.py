@@ -304,7 +304,7 @@ class _Shutil:
                     disk.put(target + path[len(source) :], disk.files[path].data)
 
 
-class _Writer(io.BytesIO):
+class _WrittenFile(io.BytesIO):
     """A file that is being written: there from the start, whole once it is closed."""
 
     def __init__(self, path: str) -> None:
@@ -323,7 +323,7 @@ class _Writer(io.BytesIO):
 
 
 @contextlib.contextmanager
-def _text(inner: _Writer) -> Iterator[Any]:
+def _text(inner: _WrittenFile) -> Iterator[Any]:
     class Text:
         def write(self, text: str) -> None:
             inner.write(text.encode())
@@ -343,13 +343,13 @@ def _open(path: str | int, mode: str = "r", encoding: str | None = None, bufferi
         if path.rpartition("/")[0] not in disk.children:
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         disk.put(path, b"")
-        return _Writer(path) if "b" in mode else _text(_Writer(path))
+        return _WrittenFile(path) if "b" in mode else _text(_WrittenFile(path))
     disk.enter("read", path)
     data = _stored(disk, path).data
     return io.BytesIO(data) if "b" in mode else io.StringIO(data.decode())
 
 
-class _Time:
+class _TimeModule:
     """The clock of the current process, which may be wrong."""
 
     strftime = staticmethod(time.strftime)
@@ -413,11 +413,11 @@ class _Threading:
     Lock = scheduler.Lock
     RLock = scheduler.Lock
     Condition = scheduler.Condition
-    Event = scheduler.Event
+    Event = scheduler.Flag
     Thread = scheduler.Thread
 
 
-class Clock:
+class SimulatedClock:
     """The two clocks of a checkpoint coordinator, of the process that asks."""
 
     def now_ms(self) -> int:
@@ -433,7 +433,7 @@ def _no_sync(path: str) -> None:
 
 def steady(inner: FileSystem) -> RetryingFileSystem:
     """Storage that is asked again after simulated pauses."""
-    return RetryingFileSystem(inner, Patience(sleep=_Time.sleep, chance=lambda: 0.5))
+    return RetryingFileSystem(inner, Patience(sleep=_TimeModule.sleep, chance=lambda: 0.5))
 
 
 OS = _Os()
@@ -442,7 +442,7 @@ _STAND_INS: dict[str, Any] = {
     "shutil": _Shutil(),
     "open": _open,
     "sync": _no_sync,
-    "time": _Time(),
+    "time": _TimeModule(),
     "uuid": _Uuid(),
     "threading": _Threading(),
     "tempfile": _Tempfile(),

@@ -32,7 +32,7 @@ State = dict[str, Any]
 """By key the sum; by `<key> recent` a count and when it was changed; and under `<key> @<time>` the alarms."""
 
 
-class Totals(KeyedProcessFunction):
+class KeyTotals(KeyedProcessFunction):
     """Adds up what it gets: every row that is lost or counted twice shows in the sums."""
 
     def open(self, runtime_context: Any) -> None:
@@ -43,7 +43,7 @@ class Totals(KeyedProcessFunction):
         yield value.key, self.total.value()
 
 
-class TimedTotals(Totals):
+class TimedTotals(KeyTotals):
     """Depends on processing time, too: an alarm that fires early, late, twice or never shows in the output."""
 
     def open(self, runtime_context: Any) -> None:
@@ -67,7 +67,7 @@ class TimedTotals(Totals):
 def operator(parallelism: int, timed: bool) -> OperatorSpec:
     """The operator of the simulated job."""
     return OperatorSpec(
-        uid=UID, name="Totals", function=TimedTotals() if timed else Totals(), vectorised=False,
+        uid=UID, name="Totals", function=TimedTotals() if timed else KeyTotals(), vectorised=False,
         parallelism=parallelism, max_parallelism=GROUPS, key_columns=(0,), key_types=(("key", "string"),),
         columns=("key", "n"), output=arrow_schema(OUTPUT), event_time=-1, backend="hashmap", bare_out=False,
         tagged=False, sides=(), kind=PROCESS,
@@ -101,7 +101,7 @@ def _fresh(recent: tuple[int, int], at: Moment) -> bool:
     return (changed if changed <= at.now else at.reset or at.now) + RECENT_MS > at.now
 
 
-class Source:
+class SimulatedSource:
     """Rows by their number, and what they come to."""
 
     def __init__(self, seed: int, keys: int, timed: bool) -> None:
