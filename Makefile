@@ -9,7 +9,7 @@ CODE := $(wildcard src tests benchmarks examples)
 # Extra arguments, for example: make test ARGS="-k keygroups"
 ARGS ?=
 
-.PHONY: help setup demo test soak bench lint types format clean
+.PHONY: help setup demo check test soak bench lint types format clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-8s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,18 +20,18 @@ setup: ## make .venv with cairn, Spark and the tools; install Java where possibl
 demo: setup ## run the demonstration job on local Spark
 	@$(BIN)/cairn demo $(ARGS)
 
-test: setup lint types ## lint, check types, run all tests
+check: setup lint types ## lint, check types, run the tests that need no Spark: a few minutes
+	@PARTS=plain scripts/test.sh $(ARGS)
+
+test: setup lint types ## what a change must pass: lint, types, all tests
 	@scripts/test.sh $(ARGS)
 
-# Long runs that look for what the tests have no time for: MINUTES of simulated histories, and the rounds in which real
-# processes are killed, if KILL_ROUNDS says how many.
+# Long random runs, for which the tests have no time. SEED repeats one.
 MINUTES ?= 10
-KILL_ROUNDS ?= 0
+WHAT ?= simulation mutations fuzz kills
 
-soak: setup ## simulate for MINUTES=10 and longer; KILL_ROUNDS=20 also kills real processes at random
-	@$(BIN)/python -m cairn.testing.simulation --minutes $(MINUTES) --shrink $(ARGS)
-	@SOAK=1 $(BIN)/python -m pytest -q tests/simulation -k broken_version
-	@if [ $(KILL_ROUNDS) -gt 0 ]; then KILL_ROUNDS=$(KILL_ROUNDS) $(BIN)/python -m pytest -q tests/kill; fi
+soak: setup ## random runs for MINUTES=10 each: WHAT="simulation mutations fuzz kills"; seeds are printed
+	@MINUTES="$(MINUTES)" SEED="$(SEED)" scripts/soak.sh $(WHAT)
 
 bench: setup ## run the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -7,10 +7,12 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.support.kill_trial import Trial
 from tests.support.oracle import expected, numbered_rows
 from tests.support.patience import PATIENCE
@@ -20,11 +22,11 @@ pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
-def trials(request: pytest.FixtureRequest) -> Any:
+def trials() -> Iterator[Callable[..., Trial]]:
     """Makes trials and ends what is left of them."""
     made: list[Trial] = []
 
-    def make(folder: Path, rows: int = 200, files: int = 8, seed: int = 1) -> Trial:
+    def make(folder: Path, rows: int = 120, files: int = 6, seed: int = 1) -> Trial:
         made.append(Trial(folder, numbered_rows(rows, 13, seed), files))
         return made[-1]
 
@@ -33,16 +35,14 @@ def trials(request: pytest.FixtureRequest) -> Any:
         trial.stop()
 
 
-def test_driver_killed_at_every_step_and_at_random(trials: Any, tmp_path: Path) -> None:
-    """One job through many crashes: nothing is lost or doubled.
+def check_nothing_is_left(trial: Trial) -> None:
+    assert not list((trial.folder / "output" / "_cairn").rglob("part-*")), "prepared files are left over"
+    assert len(list((trial.folder / "jobs" / "oracle" / "runs").iterdir())) == trial.starts
 
-    First at every step, six times in a row while the same epoch is repeated; then the JVM alone; then at random
-    moments (`KILL_SEED` repeats a run, `KILL_ROUNDS` sets how many).
-    """
-    seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
-    print(f"KILL_SEED={seed}")
-    trial = trials(tmp_path, rows=500, files=25, seed=seed)
-    for name, epoch, committed, shown in (
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "committed", "shown"),
+    [
         ("begin", 1, 0, 0),
         ("announced", 1, 0, 0),
         ("prepared", 1, 0, 0),
@@ -50,34 +50,56 @@ def test_driver_killed_at_every_step_and_at_random(trials: Any, tmp_path: Path) 
         ("committed", 1, 1, 0),
         ("published", 1, 1, 1),  # rolled forward, not run again
         ("cleaned", 4, 4, 4),
-    ):
-        assert trial.run(kill=[name, epoch]) == -signal.SIGKILL, trial.log()
-        assert trial.newest() == committed, (name, epoch)
-        assert trial.visible() == trial.until(shown), (name, epoch)
-    # The Python driver must notice that its JVM is gone and end with an error, not hang.
-    assert trial.run(kill_jvm=["acknowledged", 6]) > 0, trial.log()
-    assert trial.newest() in (5, 6)
-    _kill_at_random(trial, random.Random(seed), int(os.environ.get("KILL_ROUNDS", "3")))
-    trial.finish()
-    assert not list((tmp_path / "output" / "_cairn").rglob("part-*")), "prepared files are left over"
-    assert len(list((tmp_path / "jobs" / "oracle" / "runs").iterdir())) == trial.starts
+    ],
+)
+def test_a_driver_killed_at_a_step(
+    trials: Any, spark: SparkSession, tmp_path: Path, step: str, epoch: int, committed: int, shown: int
+) -> None:
+    trial = trials(tmp_path)
+    assert trial.run(kill=[step, epoch]) == -signal.SIGKILL, trial.log()
+    assert trial.newest() == committed
+    assert trial.visible() == trial.until(shown)
+    trial.finish(spark)
+    check_nothing_is_left(trial)
 
 
-def _kill_at_random(trial: Trial, rng: random.Random, rounds: int) -> None:
+def test_a_driver_whose_jvm_is_killed_ends_with_an_error(trials: Any, spark: SparkSession, tmp_path: Path) -> None:
+    """It must notice that its JVM is gone, and not hang."""
+    trial = trials(tmp_path)
+    assert trial.run(kill_jvm=["acknowledged", 2]) > 0, trial.log()
+    assert trial.newest() in (1, 2)
+    trial.finish(spark)
+    check_nothing_is_left(trial)
+
+
+def test_a_driver_killed_again_and_again(trials: Any, spark: SparkSession, tmp_path: Path) -> None:
+    """Twice in the same epoch, each time a step later, then at random moments.
+
+    `KILL_SEED` repeats a run, `KILL_ROUNDS` sets how many kills are random.
+    """
+    seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
+    print(f"KILL_SEED={seed}")
+    rng = random.Random(seed)
+    trial = trials(tmp_path, rows=400, files=20, seed=seed)
+    for step, committed in (("acknowledged", 0), ("committed", 1)):
+        assert trial.run(kill=[step, 1]) == -signal.SIGKILL, trial.log()
+        assert trial.newest() == committed
+        assert trial.visible() == trial.until(0)
     newest = trial.newest()
-    for _ in range(rounds):
+    for _ in range(int(os.environ.get("KILL_ROUNDS", "1"))):
         inline = rng.choice(["0", "2 kb", "20 kb"])
-        child = trial.start(options={"execution.checkpointing.data-inline-threshold": inline})
-        started = trial.folder / f"started-{child.pid}"
-        while not started.exists() and child.poll() is None:
-            time.sleep(0.02)
-        time.sleep(rng.uniform(0, 4))
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-        assert child.wait() in (-signal.SIGKILL, 0), trial.log()
+        trial.kill_at_random(rng, options={"execution.checkpointing.data-inline-threshold": inline})
         assert trial.newest() >= newest
         newest = trial.newest()
-        assert _partly_shown(trial, newest)
+        assert partly_shown(trial, newest)
+    trial.finish(spark)
+    check_nothing_is_left(trial)
+
+
+def partly_shown(trial: Trial, newest: int) -> bool:
+    """All rows of the epochs before the newest, any of its own (its files appear one by one), none of them twice."""
+    shown, done, doing = trial.visible(), trial.until(newest - 1), trial.until(newest)
+    return len(set(shown)) == len(shown) and set(done) <= set(shown) <= set(doing)
 
 
 def test_workers_killed_amid_rows_and_after_writing(trials: Any, tmp_path: Path) -> None:
@@ -96,13 +118,7 @@ def test_workers_killed_amid_rows_and_after_writing(trials: Any, tmp_path: Path)
     assert sorted(ranges) == [0, 8]
 
 
-def _partly_shown(trial: Trial, newest: int) -> bool:
-    """All rows of the epochs before the newest, any of its own (its files appear one by one), none of them twice."""
-    shown, done, doing = trial.visible(), trial.until(newest - 1), trial.until(newest)
-    return len(set(shown)) == len(shown) and set(done) <= set(shown) <= set(doing)
-
-
-def test_newer_drivers_take_over(trials: Any, tmp_path: Path) -> None:
+def test_newer_drivers_take_over(trials: Any, spark: SparkSession, tmp_path: Path) -> None:
     """One driver is overtaken before its commit, the next one after it. Both stop and name the newer run."""
     trial = trials(tmp_path, files=7)
     runs = tmp_path / "jobs" / "oracle" / "runs"
@@ -115,7 +131,7 @@ def test_newer_drivers_take_over(trials: Any, tmp_path: Path) -> None:
     assert "this is run 1 of the job" in trial.log(1)
     assert f"run 2 (process {second.pid} on" in trial.log(1)
     _wait(lambda: trial.newest() >= 4, second, trial)
-    trial.finish()
+    trial.finish(spark)
     done.touch()
     assert second.wait(timeout=PATIENCE) > 0
     assert "FencedError" in trial.log(2), trial.log(2)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.support.kill_trial import Trial
 from tests.support.oracle import Row, expected, numbered_rows
 from tests.support.patience import PATIENCE
@@ -74,7 +75,7 @@ def _newest(trial: Trial) -> int:
     return max(CheckpointStore(LocalFileSystem(str(trial.folder / "jobs" / "oracle"))).numbers(), default=0)
 
 
-def test_checkpoints_of_a_job_that_is_killed_at_random(tmp_path: Path) -> None:
+def test_checkpoints_of_a_job_that_is_killed_at_random(spark: SparkSession, tmp_path: Path) -> None:
     """`KILL_SEED` repeats a run, `KILL_ROUNDS` sets how many."""
     seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
     print(f"KILL_SEED={seed}")
@@ -82,7 +83,7 @@ def test_checkpoints_of_a_job_that_is_killed_at_random(tmp_path: Path) -> None:
     trial = Trial(tmp_path, numbered_rows(600, 13, seed), FILES)
     highest = 0
     try:
-        for _ in range(int(os.environ.get("KILL_ROUNDS", "3"))):
+        for _ in range(int(os.environ.get("KILL_ROUNDS", "2"))):
             options: dict[str, Any] = {**OPTIONS, "execution.checkpointing.incremental": rng.random() < 0.5}
             child = trial.start(options=options)
             before = _newest(trial)
@@ -100,7 +101,7 @@ def test_checkpoints_of_a_job_that_is_killed_at_random(tmp_path: Path) -> None:
         # Back to the oldest one that is listed, in place, then to the end.
         numbers = check(trial)
         path = tmp_path / "jobs" / "oracle" / f"chk-{numbers[0]}"
-        assert trial.run(options={**OPTIONS, "execution.state-recovery.path": str(path)}) == 0, trial.log()
+        trial.run_here(spark, options={**OPTIONS, "execution.state-recovery.path": str(path)})
         assert "Restoring job oracle from Checkpoint" in trial.log()
         shown = trial.visible()
         assert set(shown) == set(expected(trial.rows)), "every row has its one right result"

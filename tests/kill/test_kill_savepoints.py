@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 from tests.support.kill_trial import Trial
-from tests.support.oracle import expected, numbered_rows
+from tests.support.oracle import numbered_rows
 
 from cairn.snapshots.verification import verify_savepoint
 from cairn.storage.savepoint_folder import is_savepoint, read_savepoint
@@ -27,36 +30,52 @@ def counts(path: str) -> dict[str, int]:
     return found
 
 
-def test_a_job_killed_around_its_savepoint(tmp_path: Path) -> None:
-    """C10, C11, C12: one job through all of it, and in the end every row once."""
-    trial = Trial(tmp_path, numbered_rows(200, 13, 3), 8)
-    target = tmp_path / "sp"
-    wanted: dict[str, Any] = {"after": 7, "dir": str(target), "request": "first"}
-    try:
-        # While the tables are written: nothing that looks like a savepoint, the job as it was.
-        assert trial.run(savepoint={**wanted, "kill": "tables"}) == -signal.SIGKILL, trial.log()
-        left = list(target.iterdir())
-        assert len(left) == 1
-        assert not is_savepoint(str(left[0]))
-        assert trial.newest() >= 7
-        # The same request again, killed when it is complete and nobody has heard of it.
-        assert trial.run(savepoint={**wanted, "kill": "completed"}) == -signal.SIGKILL, trial.log()
-        (made,) = target.iterdir()
-        assert verify_savepoint(str(made)) == []
-        # And again: the same savepoint, no second one.
-        assert trial.run(savepoint=wanted) == 0, trial.log()
-        assert (tmp_path / "savepoint").read_text() == str(made)
-        assert list(target.iterdir()) == [made]
-        model: dict[str, int] = {}
-        for key, _, _ in trial.rows:
-            model[key] = model.get(key, 0) + 1
-        assert counts(str(made)) == model
-        # Killed between the savepoint and the stop: the next run says which of the two holds.
-        stop = {**wanted, "request": "second", "stop": True, "kill": "stopping"}
-        assert trial.run(savepoint=stop) == -signal.SIGKILL, trial.log()
-        assert trial.run() == 0, trial.log()
-        assert "died on the way. Savepoint" in trial.log()
-        assert "is complete and holds epoch" in trial.log()
-        assert trial.visible() == expected(trial.rows)
-    finally:
-        trial.stop()
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    made = Trial(tmp_path, numbered_rows(120, 13, 3), 5)
+    yield made
+    made.stop()
+
+
+def wanted(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"after": 4, "dir": str(folder / "sp"), "request": "first", **more}
+
+
+def check_asked_again(trial: Trial, spark: SparkSession) -> None:
+    """The same request gives one savepoint, which holds every row once; so does the job when it goes on."""
+    trial.run_here(spark, savepoint=wanted(trial.folder))
+    (made,) = (trial.folder / "sp").iterdir()
+    assert (trial.folder / "savepoint").read_text() == str(made)
+    assert verify_savepoint(str(made)) == []
+    assert counts(str(made)) == Counter(key for key, _, _ in trial.rows)
+    trial.finish(spark)
+
+
+def test_killed_while_the_tables_are_written(trial: Trial, spark: SparkSession, tmp_path: Path) -> None:
+    """C10: nothing that looks like a savepoint, and the job as it was."""
+    assert trial.run(savepoint=wanted(tmp_path, kill="tables")) == -signal.SIGKILL, trial.log()
+    (left,) = (tmp_path / "sp").iterdir()
+    assert not is_savepoint(str(left))
+    assert trial.newest() >= 4
+    check_asked_again(trial, spark)
+
+
+def test_killed_when_the_savepoint_is_complete_and_nobody_knows(
+    trial: Trial, spark: SparkSession, tmp_path: Path
+) -> None:
+    """C11: who asks again is given the same savepoint, and there is no second one."""
+    assert trial.run(savepoint=wanted(tmp_path, kill="completed")) == -signal.SIGKILL, trial.log()
+    (made,) = (tmp_path / "sp").iterdir()
+    assert verify_savepoint(str(made)) == []
+    check_asked_again(trial, spark)
+    assert list((tmp_path / "sp").iterdir()) == [made]
+
+
+def test_killed_between_a_savepoint_and_the_stop_that_it_was_for(
+    trial: Trial, spark: SparkSession, tmp_path: Path
+) -> None:
+    """C12: the next run says which of the two holds."""
+    assert trial.run(savepoint=wanted(tmp_path, stop=True, kill="stopping")) == -signal.SIGKILL, trial.log()
+    trial.finish(spark)
+    assert "died on the way. Savepoint" in trial.log()
+    assert "is complete and holds epoch" in trial.log()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 from tests.support.kill_streams_child import NEAR
 from tests.support.kill_trial import Trial
 from tests.support.oracle import Row, numbered_rows
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
-
-FILES = 11
 
 
 class StreamsTrial(Trial):
@@ -73,30 +71,31 @@ def model(epochs: list[list[Row]]) -> tuple[list[tuple[Any, ...]], list[tuple[An
     return numbered, ruled, let_out
 
 
-def test_all_kinds_of_state_survive_kills_and_rescaling(tmp_path: Path) -> None:
-    """`KILL_SEED` repeats a run."""
+@pytest.mark.parametrize(
+    ("step", "parallelisms", "shown"),
+    [("acknowledged", (2, 3, 1), 1), ("committed", (3, 1, 2), 1), ("published", (1, 2, 4), 2)],
+)
+def test_all_kinds_of_state_survive_kills_and_rescaling(
+    spark: SparkSession, tmp_path: Path, step: str, parallelisms: tuple[int, int, int], shown: int
+) -> None:
+    """Killed in epoch 2; then two more runs, each with another parallelism.
+
+    `KILL_ROUNDS` adds kills at random, `KILL_SEED` repeats them.
+    """
     seed = int(os.environ.get("KILL_SEED") or random.randrange(1 << 30))
     print(f"KILL_SEED={seed}")
     rng = random.Random(seed)
-    trial = StreamsTrial(tmp_path, numbered_rows(330, 7, seed), FILES)
+    before, after, later = ({"parallelism.default": number} for number in parallelisms)
+    trial = StreamsTrial(tmp_path, numbered_rows(210, 7, seed), files=7, held=3)
     try:
-        for step, epoch, parallelism, shown in (
-            ("acknowledged", 2, 2, 1),
-            ("committed", 5, 3, 4),
-            ("published", 8, 1, 8),
-        ):
-            options = {"parallelism.default": parallelism}
-            assert trial.run(kill=[step, epoch], options=options) == -signal.SIGKILL, trial.log()
-            trial.check(shown)
-        child = trial.start(options={"parallelism.default": 2})
-        started = trial.folder / f"started-{child.pid}"
-        while not started.exists() and child.poll() is None:
-            time.sleep(0.02)
-        time.sleep(rng.uniform(0, 3))
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-        assert child.wait() in (-signal.SIGKILL, 0), trial.log()
-        assert trial.run(options={"parallelism.default": 4}) == 0, trial.log()
+        assert trial.run(kill=[step, 2], options=before) == -signal.SIGKILL, trial.log()
+        trial.check(shown)
+        for _ in range(int(os.environ.get("KILL_ROUNDS", "0"))):
+            trial.kill_at_random(rng, options={"parallelism.default": rng.randint(1, 4)})
+        trial.run_here(spark, options=after)
+        trial.check(trial.newest())
+        trial.let_out()
+        trial.run_here(spark, options=later)
         assert trial.read_until(trial.newest()) == len(trial.rows)
         trial.check(trial.newest())
     finally:

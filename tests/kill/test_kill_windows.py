@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
+from tests.support.kill_trial import Trial
 from tests.support.kill_windows_child import COUNT, GAP, INPUT, SIZE, SLIDE
 from tests.support.oracle import write_file
-from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
 FILES = 7
 END = 1_000_000
 
@@ -70,26 +66,15 @@ def millis(moment: dt.datetime) -> int:
     return round(moment.replace(tzinfo=moment.tzinfo or dt.UTC).timestamp() * 1000)
 
 
-def run(folder: Path, **plan: Any) -> int:
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with (folder / "log").open("a") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.kill_windows_child", json.dumps({"folder": str(folder), **plan})],
-            cwd=ROOT,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(path)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return child.wait(timeout=PATIENCE)
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+class WindowsTrial(Trial):
+    module = "tests.support.kill_windows_child"
+    job = "windows"
 
 
-def test_windows_are_exact_after_kills_and_rescaling(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step", "before", "after"), [("acknowledged", 2, 3), ("committed", 3, 1)])
+def test_windows_are_exact_after_kills_and_rescaling(
+    spark: SparkSession, tmp_path: Path, step: str, before: int, after: int
+) -> None:
     rng = random.Random(11)
     rows: list[tuple[str, int, int]] = []
     for number in range(FILES):
@@ -98,9 +83,13 @@ def test_windows_are_exact_after_kills_and_rescaling(tmp_path: Path) -> None:
         write_file(tmp_path / "input", number, portion, INPUT)
     write_file(tmp_path / "input", FILES, [("~", 0, END)], INPUT)
     write_file(tmp_path / "input", FILES + 1, [("~", 0, END + 1)], INPUT)
-    for kill, parallelism in ((["acknowledged", 2], 2), (["committed", 4], 3)):
-        assert run(tmp_path, kill=kill, parallelism=parallelism) == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert run(tmp_path, parallelism=1) == 0, (tmp_path / "log").read_text()
+    trial = WindowsTrial(tmp_path, [], 0)
+    try:
+        ended = trial.run(kill=[step, 3], options={"parallelism.default": before})
+        assert ended == -signal.SIGKILL, trial.log()
+        trial.run_here(spark, options={"parallelism.default": after})
+    finally:
+        trial.stop()
     assert written(tmp_path / "sums") == sums(rows)
     assert written(tmp_path / "sessions") == sessions(rows)
     assert written(tmp_path / "sliding") == sums(rows, SLIDE)

@@ -204,7 +204,7 @@ class Job(RuleBasedStateMachine):
         assert len(found) == len(expected)
 
 
-TestJob = pytest.mark.timeout(900)(Job.TestCase)
+TestJob = pytest.mark.fuzz(pytest.mark.timeout(900)(Job.TestCase))
 TestJob.settings = settings(
     max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -14,7 +14,7 @@ from tests.support.readme_program import program, totals
 from tests.support.servers.cache import NotAvailableError
 from tests.support.servers.packages import ROOT, build, environment, outside, require_packages
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200), pytest.mark.xdist_group("install")]
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from cairn.model.keygroups import key_group
 from cairn.snapshots.verification import verify_savepoint
 from cairn.testing.faults import flip_bit
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("offline")]
 ship(__name__)
 
 ROWS = numbered_rows(120, 17, seed=5)

@@ -7,6 +7,7 @@ what happens inside a single call of C, such as a copy of a long list.
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -33,11 +34,13 @@ def lines(run: Callable[[], Any]) -> int:
         return traced
 
     before = sys.gettrace()
+    gc.disable()  # what earlier tests left behind must not be cleared away here
     sys.settrace(traced)
     try:
         run()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 

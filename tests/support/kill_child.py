@@ -1,6 +1,6 @@
 """The job that the kill tests run in a process of its own: the oracle over a folder of files, written to files.
 
-Its one argument is a JSON object:
+What follows a kill runs in the Spark session of the tests, which saves a JVM. The argument is a JSON object:
 
 * `folder`: where input, output and the job lie
 * `kill`: `[step, epoch]` of the epoch loop at which the whole process group is killed
@@ -22,17 +22,28 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 from tests.support.oracle import INPUT, OUTPUT, Oracle, Result
 
 from cairn import FileSink, JobHandle, JobStatus, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from cairn.coordinator.epoch_loop import EpochLoop
 from cairn.job.supervisor import Supervisor
 from cairn.spark.savepoint_writer import SparkSavepoints
+
+OWN_SPARK = {
+    "spark.master": "local[2,4]",
+    "spark.ui.enabled": "false",
+    "spark.log.level": "OFF",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
 
 def once(path: Path) -> bool:
@@ -116,10 +127,9 @@ def take_savepoint(job: JobHandle, wanted: dict[str, Any], folder: Path) -> None
     job.cancel()
 
 
-def environment(plan: dict[str, Any]) -> StreamExecutionEnvironment:
-    """The environment of a job that runs what is there, and dies as planned."""
+def environment(plan: dict[str, Any], spark: SparkSession | None) -> StreamExecutionEnvironment:
+    """The environment of a job that runs what is there. One with a Spark of its own dies as planned."""
     folder = Path(plan["folder"])
-    intercept(plan)
     config = {
         "execution.checkpointing.dir": str(folder / "jobs"),
         "cairn.web.enabled": False,
@@ -129,23 +139,18 @@ def environment(plan: dict[str, Any]) -> StreamExecutionEnvironment:
         "pipeline.max-parallelism": 16,
         "cairn.epochs.retained": 3,
         "cairn.compaction.max-chain": 3,
-        "spark.master": "local[2,4]",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "OFF",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **plan.get("options", {}),
     }
-    return StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
+    if spark is None:
+        intercept(plan)
+        config |= OWN_SPARK
+    return StreamExecutionEnvironment.get_execution_environment(spark, config).set_trigger(available_now=True)
 
 
-def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    plan = json.loads(sys.argv[1])
+def run(plan: dict[str, Any], spark: SparkSession | None = None) -> None:
+    """Run the job, in the session that is given or in one of its own."""
     folder = Path(plan["folder"])
-    env = environment(plan)
+    env = environment(plan, spark)
     source = env.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
     function = SuicidalOracle(folder) if plan.get("workers") else Oracle()
     checked = env.from_df(source).key_by("key").process(function, OUTPUT, uid="oracle")
@@ -159,5 +164,12 @@ def main() -> None:
     job.await_termination()
 
 
+def main(job: Callable[[dict[str, Any]], None]) -> None:
+    """What a process does that has its plan as an argument."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    job(json.loads(sys.argv[1]))
+
+
 if __name__ == "__main__":
-    main()
+    main(run)

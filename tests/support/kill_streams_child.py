@@ -12,13 +12,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.kill_child import environment
-from tests.support.oracle import INPUT
+from pyspark.sql import SparkSession
+from tests.support.kill_child import environment, main
+from tests.support.oracle import INPUT, ship
 
 from cairn import (
     BroadcastProcessFunction,
@@ -133,10 +133,9 @@ def timed(stream: DataStream) -> DataStream:
     )
 
 
-def main() -> None:
-    plan = json.loads(sys.argv[1])
+def run(plan: dict[str, Any], spark: SparkSession | None = None) -> None:
     folder = Path(plan["folder"])
-    env = environment(plan)
+    env = environment(plan, spark)
     source = env.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
     even = env.from_df(source).process(Numbers(), NUMBERED, uid="numbers")
     odd = even.get_side_output(ODD)
@@ -157,5 +156,6 @@ def main() -> None:
     env.execute("streams")
 
 
+ship(__name__)
 if __name__ == "__main__":
-    main()
+    main(run)

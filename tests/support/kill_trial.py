@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from tests.support.oracle import Result, Row, expected, write_files
+from pyspark.sql import SparkSession
+from tests.support.oracle import Result, Row, expected, write_file
 from tests.support.patience import PATIENCE
 from tests.support.spark_lab import intact_manifests
 
@@ -25,13 +30,23 @@ class Trial:
     module = "tests.support.kill_child"
     job = "oracle"
 
-    def __init__(self, folder: Path, rows: list[Row], files: int) -> None:
+    def __init__(self, folder: Path, rows: list[Row], files: int, held: int = 0) -> None:
+        """The last `held` files are kept back until they are let out."""
         self.folder = folder
         self.rows = rows
         self.files = files
         self.starts = 0
         self._children: list[subprocess.Popen[str]] = []
-        write_files(folder / "input", rows, files)
+        self._write(0, files - held)
+
+    def let_out(self) -> None:
+        """Write the files that were kept back."""
+        self._write(len(list((self.folder / "input").iterdir())), self.files)
+
+    def _write(self, first: int, end: int) -> None:
+        bounds = [len(self.rows) * number // self.files for number in range(self.files + 1)]
+        for number in range(first, end):
+            write_file(self.folder / "input", number, self.rows[bounds[number] : bounds[number + 1]])
 
     def start(self, **plan: Any) -> subprocess.Popen[str]:
         """Start the job as a process group of its own."""
@@ -58,9 +73,37 @@ class Trial:
         """Start the job and wait for its end, whatever it is."""
         return self.start(**plan).wait(timeout=PATIENCE)
 
-    def finish(self) -> None:
+    def kill_at_random(self, rng: random.Random, **plan: Any) -> None:
+        """Start the job and kill it some time after its first step, unless it has ended by then."""
+        child = self.start(**plan)
+        started = self.folder / f"started-{child.pid}"
+        deadline = time.monotonic() + PATIENCE
+        while not started.exists() and child.poll() is None:
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 4))
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        assert child.wait() in (-signal.SIGKILL, 0), self.log()
+
+    def run_here(self, spark: SparkSession, **plan: Any) -> None:
+        """Run the job in a session that is there already, which must go well."""
+        self.starts += 1
+        logger = logging.getLogger("cairn")
+        handler = logging.FileHandler(self.folder / f"log-{self.starts}")
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            importlib.import_module(self.module).run({"folder": str(self.folder), **plan}, spark)
+        finally:
+            logger.setLevel(level)
+            logger.removeHandler(handler)
+            handler.close()
+
+    def finish(self, spark: SparkSession) -> None:
         """Run to the end without a fault, and check everything."""
-        assert self.run() == 0, self.log()
+        self.run_here(spark)
         assert self.read_until(self.newest()) == len(self.rows)
         assert self.visible() == expected(self.rows)
 

@@ -1,25 +1,24 @@
 """The job of the window kill tests, in a process of its own: windows in columns and windows row by row, over files.
 
-Its one argument is a JSON object with `folder` and, as in `tests/support/kill_child.py`, `kill` and `parallelism`.
+Its argument is that of `tests.support.kill_child`.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from tests.support.kill_child import intercept
+from tests.support.kill_child import environment, main
+from tests.support.oracle import ship
 
 from cairn import (
     EventTimeSessionWindows,
     FileSink,
     ProcessWindowFunction,
     SlidingEventTimeWindows,
-    StreamExecutionEnvironment,
     Time,
     TumblingEventTimeWindows,
 )
@@ -43,26 +42,9 @@ class Few(ProcessWindowFunction[Any, Any, str, Any]):
         yield key, [element.v for element in elements]
 
 
-def main() -> None:
-    plan = json.loads(sys.argv[1])
+def run(plan: dict[str, Any], spark: SparkSession | None = None) -> None:
     folder = Path(plan["folder"])
-    intercept(plan)
-    config = {
-        "execution.checkpointing.dir": str(folder / "jobs"),
-        "execution.checkpointing.local-backup.dirs": str(folder / "stores"),
-        "execution.checkpointing.data-inline-threshold": "0",
-        "parallelism.default": plan.get("parallelism", 2),
-        "pipeline.max-parallelism": 16,
-        "cairn.compaction.max-chain": 3,
-        "spark.master": "local[2,4]",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "OFF",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    env = StreamExecutionEnvironment.get_execution_environment(config=config).set_trigger(available_now=True)
+    env = environment(plan, spark)
     source = env.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(folder / "input"))
     rows = env.from_df(source.withColumn("at", F.timestamp_millis("ms"))).with_watermark("at", "0 seconds")
     keyed = rows.key_by("user")
@@ -82,5 +64,6 @@ def main() -> None:
     env.execute("windows")
 
 
+ship(__name__)
 if __name__ == "__main__":
-    main()
+    main(run)

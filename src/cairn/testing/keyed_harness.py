@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -186,6 +187,7 @@ class KeyedProcessHarness:
         self.spec = spec
         self._keys = KeyCodec([(name, parse_type(ddl)) for name, ddl in spec.key_types])
         self._temporary = tempfile.mkdtemp(prefix="cairn-harness-")
+        weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)  # for those that nobody closes
         self._local = os.path.join(self._temporary, "local")
         directory = os.path.join(self._temporary, "job") if state_dir is None else os.fspath(state_dir)
         self.files: FileSystem = files or LocalFileSystem(directory)

@@ -39,6 +39,42 @@ def read(values: Iterable[Any]) -> int:
     return sum(1 for _ in values)
 
 
+GROWING: dict[str, Callable[[list[int]], Any]] = {
+    "a loop": lambda seen: [number for number in seen for _ in range(4) if number < 0],
+    "a generator": lambda seen: any(number < 0 for number in seen),
+    "calls of a function": lambda seen: sum(map(abs_of, seen)),
+    "a copy": lambda seen: seen.copy(),
+}
+
+
+def abs_of(number: int) -> int:
+    return abs(number)
+
+
+class Growing(KeyedProcessFunction):
+    """Looks at all earlier rows for each row."""
+
+    def __init__(self, look: Callable[[list[int]], Any]) -> None:
+        self.look = look
+        self.seen: list[int] = []
+
+    def process_element(self, value: Any, ctx: Any) -> Iterable[Any]:
+        self.seen.append(value.row)
+        self.look(self.seen)
+        return ()
+
+
+@pytest.mark.parametrize("how", GROWING)
+def test_a_cost_that_grows_is_found(how: str) -> None:
+    def prepared(rows: int) -> Callable[[], Any]:
+        lab = KeyedProcessHarness(Growing(GROWING[how]), "key", "key string, row bigint", "key string")
+        lab.push(*[("a", row) for row in range(rows)])
+        return lab.run_epoch
+
+    with pytest.raises(AssertionError, match="the cost of a row grows with their number"):
+        assert_linear(prepared, Growing, ("process_element",))
+
+
 # Every call with the number of the row; `stored` ones find as many entries as there are rows, from an earlier epoch.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import hypothesis
@@ -19,7 +20,9 @@ WANTED = [
     schemathesis.checks.not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
     checks.response_schema_conformance,
 ]  # fmt: skip
-EXAMPLES = 6
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "6"))
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
+pytestmark = pytest.mark.fuzz
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def test_every_answer_is_as_declared(operations: list[Any], mode: str) -> None:
         suppressed = list(hypothesis.HealthCheck)
 
         @hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=suppressed)
-        @hypothesis.seed(1)
+        @hypothesis.seed(SEED)
         @hypothesis.given(case=strategy)
         def ask(case: Any) -> None:
             nonlocal tried
