@@ -165,7 +165,7 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     assert len(list((lab.folder / "savepoints").glob("savepoint-*"))) == 1
     with wide.page.expect_navigation():
         question.locator("[value=close]").click()
-    assert "not there any more" in wide.page.locator("main").inner_text()
+    assert "no longer exists" in wide.page.locator("main").inner_text()
 
     # By clicking: the stop.
     wide.page.get_by_role("button", name="Stop").click()

@@ -34,7 +34,7 @@ def test_demo_is_exact_quiet_and_leaves_nothing(tmp_path: Path) -> None:
     assert "The result is exact" in answer.stdout
     assert "kill -9 of all" in answer.stdout
     resumed = 2 if "right after the commit of epoch 2" in answer.stdout else 1  # a busy machine kills later
-    assert f"run 2 goes on from epoch {resumed}, the last committed one" in answer.stdout
+    assert f"run 2 resumes from epoch {resumed}, the last committed epoch" in answer.stdout
     epochs = re.findall(
         r"^ +(\d+) (?: +2,000 +[\d,]+ +[\d,]+ +[\d,]+|was committed before the kill)$", answer.stdout, re.MULTILINE
     )

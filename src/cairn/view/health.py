@@ -96,7 +96,7 @@ def _checkpoints(job: JobView, bad: list[str], warn: list[str]) -> None:
         return
     last = done[0].end_ms if done else job.started_ms
     if last and job.now_ms - last > 3 * interval + 1000:
-        bad.append(f"No checkpoint has completed for {(job.now_ms - last) / 1000:.0f} s, more than three intervals.")
+        bad.append(f"No checkpoint has completed for {duration(job.now_ms - last)}, more than three intervals.")
     if len(done) >= 10:
         recent = sorted(info.duration_ms for info in done[:5])[2]
         before = sorted(info.duration_ms for info in done[5:])[len(done[5:]) // 2]

@@ -147,7 +147,7 @@ def _lines(job: JobView, vertex: Vertex) -> list[str]:
         word = "no epoch committed yet" if vertex.kind == "operator" else _WORDS.get(vertex.kind, vertex.kind)
         return [vertex.name, f"uid {vertex.id}", word]
     if not operator.recorded:
-        return [operator.name, f"uid {operator.uid}", f"parallelism {operator.parallelism}", "rows not known"]
+        return [operator.name, f"uid {operator.uid}", f"parallelism {operator.parallelism}", "rows unknown"]
     return [
         operator.name,
         f"uid {operator.uid}",

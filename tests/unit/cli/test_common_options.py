@@ -136,7 +136,7 @@ def test_a_waiting_command_ends_with_130(tmp_path: Path) -> None:
     )  # fmt: skip
     with process:
         assert process.stderr is not None
-        assert "asking job" in process.stderr.readline()
+        assert "requesting a checkpoint of job" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

@@ -105,7 +105,7 @@ def test_a_plan_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Captu
     assert "parallelism 2 -> 5" in text
     assert "smallest: renamed from 'least'" in text
     assert "kind: string added" in text
-    assert "spare: not declared any more, carried along" in text
+    assert "spare: no longer declared, kept" in text
     assert "fresh: new, starts empty" in text
     show(plan, Output(as_json=True))
     document = json.loads(capsys.readouterr().out)
@@ -121,7 +121,7 @@ def test_a_plan_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert "missing  tested" in text
     assert "new      other: starts empty" in text
-    assert "the job would not start" in text
+    assert "The job cannot start" in text
 
 
 def test_a_plan_needs_a_snapshot() -> None:

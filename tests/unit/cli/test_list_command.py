@@ -40,7 +40,7 @@ def test_list_tells_every_job_in_a_line(root: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     line = next(line for line in answer.stdout.splitlines() if JOB in line)
     assert "RUNNING" in line
-    assert "something is wrong" in line
+    assert "running with problems" in line
     assert "\x1b" not in answer.stdout
     told = json.loads(cairn("list", "--dir", root, "--json").stdout)
     assert (told["version"], told["jobs"][0]["jid"], told["jobs"][0]["state"]) == (1, JOB, "RUNNING")
@@ -140,7 +140,7 @@ def test_ui_serves_a_directory_and_ends_with_ctrl_c(root: Path) -> None:
 def test_ui_on_an_open_address_needs_a_token(root: Path) -> None:
     answer = cairn("ui", root, "--bind", "0.0.0.0", "--port", "0")
     assert answer.returncode == 2
-    assert "needs a token" in answer.stderr
+    assert "requires a token" in answer.stderr
 
 
 def test_memory_is_planned_from_a_snapshot_or_from_numbers(root: Path) -> None:

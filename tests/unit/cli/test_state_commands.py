@@ -117,7 +117,7 @@ def test_export(savepoint: str, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert len(lines) == 300
     assert lines[0]["value"]["tags"] == ["a", None]
-    for target, words in (("t.csv", "exists already"), ("x.txt", "no ending"), ("no/x.csv", "no folder")):
+    for target, words in (("t.csv", "already exists"), ("x.txt", "unknown file extension"), ("no/x.csv", "no folder")):
         code, text = call("state", "export", savepoint, "op", "total", str(tmp_path / target))
         assert code in (2, 3)
         assert words in text
@@ -176,7 +176,7 @@ def test_dispose_asks_and_deletes_only_what_is_the_savepoints(savepoint: str) ->
     assert savepoint_folder.is_savepoint(savepoint)
     for more in ([], ["--json"]):
         code, text = call("savepoint-dispose", savepoint, *more)
-        assert (code, "nobody can be asked here" in text, "?" in text) == (2, True, False), "a terminal is needed"
+        assert (code, "needs a terminal to ask for confirmation" in text, "?" in text) == (2, True, False), "a terminal is needed"
     assert savepoint_folder.is_savepoint(savepoint)
     Path(savepoint, "_claimed").write_text("job payments")
     assert "handed to a job" in call("savepoint-dispose", savepoint, "--yes")[1]
@@ -193,7 +193,7 @@ def test_dispose_of_a_checkpoint_says_who_removes_it(tmp_path: Path) -> None:
     for more in (["--yes"], ["--dry-run"], []):
         code, text = call("savepoint-dispose", str(tmp_path / "job" / "chk-1"), *more)
         assert code == 2
-        assert "chk-1 is a checkpoint, not a savepoint: its job deletes it" in text
+        assert "chk-1 is a checkpoint, not a savepoint; its job deletes it" in text
     assert world.store.numbers() == [1]
 
 

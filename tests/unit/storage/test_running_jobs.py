@@ -40,7 +40,7 @@ def test_a_running_job_is_found_from_anywhere(place: Path) -> None:
         open_job(JOB, str(place / "here"))
     listed = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
     assert [job["directory"] for job in listed["jobs"]] == [str(folder)]
-    assert "runs elsewhere" in CliRunner().invoke(app, ["list"]).stdout
+    assert "is in another directory" in CliRunner().invoke(app, ["list"]).stdout
     assert job_names("h") == [JOB]
     running_jobs.forget_running(str(folder))
     assert running_jobs.running_directories() == []
@@ -50,7 +50,7 @@ def test_jobs_at_hand_come_first_and_two_of_a_name_are_told_apart(place: Path) -
     far = [make_job(place / name, ended="") for name in ("one", "two")]
     for folder in far:
         running_jobs.note_running(str(folder))
-    with pytest.raises(InvalidInputError, match="give the path") as caught:
+    with pytest.raises(InvalidInputError, match="pass the path") as caught:
         open_job(JOB, None)
     assert str(far[0]) in caught.value.message
     make_job(place / "here" / "cairn-data", ended="")

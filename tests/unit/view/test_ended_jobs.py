@@ -92,7 +92,7 @@ def test_the_same_request_gets_its_savepoint_also_after_the_end(ended: Path) -> 
     assert isinstance(call("stop", ended, "--request-id", "other").exception, CheckpointFailedError)
 
 
-@pytest.mark.parametrize(("epoch", "told"), [(3, "epoch 3, 1 epoch older: going back to it"), (4, "Or from its")])
+@pytest.mark.parametrize(("epoch", "told"), [(3, "epoch 3, 1 epoch older; to restore it:"), (4, "Or from its")])
 def test_an_older_savepoint_is_no_way_to_go_on(tmp_path: Path, epoch: int, told: str) -> None:
     folder = make_job(tmp_path, ended="finished")
     store = CheckpointStore(LocalFileSystem(str(folder)))
@@ -102,7 +102,7 @@ def test_an_older_savepoint_is_no_way_to_go_on(tmp_path: Path, epoch: int, told:
     assert isinstance(made.exception, CheckpointFailedError)
     assert told in str(made.exception.facts["remedy"])
     left = health_of(JobReader(str(folder)).view()).reasons[-1]
-    assert ("epoch 3, 1 epoch older: going back to it" in left) is (epoch == 3)
+    assert ("(epoch 3, 1 epoch older)" in left) is (epoch == 3)
 
 
 @pytest.mark.parametrize("path", ["stop", "savepoints"])
@@ -138,7 +138,7 @@ def test_state_falls_back_to_the_newest_savepoint_and_says_so(ended: Path) -> No
     assert "States of" in page.text
     overview = web.get(f"/jobs/{JOB}").text
     assert ">discarded</span>" in overview
-    assert "Its newest savepoint is" in overview
+    assert "Latest savepoint: " in overview
 
 
 def test_without_any_savepoint_there_is_nothing_to_show(tmp_path: Path, ended: Path) -> None:
@@ -159,9 +159,9 @@ def test_a_job_that_wrote_nothing_down_is_not_shown_as_idle(tmp_path: Path) -> N
     folder = make_job(tmp_path, ended="", pid=2**22 - 3)
     shutil.rmtree(folder / "stats")
     web = client_of(tmp_path)
-    assert "rows not known" in web.get(f"/jobs/{JOB}").text
+    assert "rows unknown" in web.get(f"/jobs/{JOB}").text
     assert "in 0 · out 0" not in web.get(f"/jobs/{JOB}").text
-    assert "are not known" in web.get(f"/jobs/{JOB}/operators/{UID}").text
+    assert "are unknown" in web.get(f"/jobs/{JOB}/operators/{UID}").text
     told = web.get("/metrics").text
     assert f'cairn_state_bytes{{job="{JOB}",operator="{UID}"}}' in told
     assert "cairn_operator_records_in_total{" not in told
@@ -171,7 +171,7 @@ def test_a_job_that_wrote_nothing_down_is_not_shown_as_idle(tmp_path: Path) -> N
 
 def test_the_moment_of_the_end_stands_where_it_belongs(tmp_path: Path) -> None:
     made = call("stop", make_job(tmp_path, ended="", pid=2**22 - 3))
-    assert re.search(r"has crashed \d[^:]* ago: its process is gone, so", str(made.exception))
+    assert re.search(r"has crashed \d[^:]* ago: its process no longer runs, so", str(made.exception))
 
 
 def test_the_state_of_a_job_is_found_by_its_name(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_a_traceback_is_folded_where_a_checkpoint_failed(tmp_path: Path) -> None
     for page in ("/checkpoints", "/checkpoints/6", "/savepoints"):
         text = web.get(f"/jobs/{JOB}{page}").text
         assert "<script>alert" not in text
-        assert "<summary>whole text</summary><pre>the epoch failed" in text, page
+        assert "<summary>full text</summary><pre>the epoch failed" in text, page
     assert "ValueError: deep" not in web.get(f"/jobs/{JOB}").text, "the verdict has the first line only"
     listed = call("checkpoints", folder)
     assert "the epoch failed" in listed.stdout
@@ -312,14 +312,14 @@ def test_a_job_that_restarts_again_and_again_is_told_so(tmp_path: Path) -> None:
     view = JobReader(str(make_job(tmp_path, ended=""))).view()
     looping = ["started", "restarting"] * 4 + ["started"]
     told = health_of(with_events(view, *looping))
-    assert (told.level, told.verdict) == ("bad", "The job fails again and again.")
-    assert "failed 4 times" in told.reasons[0]
+    assert (told.level, told.verdict) == ("bad", "The job fails repeatedly.")
+    assert "failed and restarted 4 times" in told.reasons[0]
     assert "does not get beyond epoch 4" in told.reasons[0]
     assert "it broke" in told.reasons[0]
     crashing = health_of(with_events(view, *["started"] * 5))
-    assert crashing.verdict == "The job fails again and again."
+    assert crashing.verdict == "The job fails repeatedly."
     upgraded = health_of(with_events(view, *["started", "stopped"] * 4, "started"))
-    assert upgraded.verdict != "The job fails again and again."
+    assert upgraded.verdict != "The job fails repeatedly."
 
 
 def test_skew_is_not_judged_from_a_handful_of_keys(tmp_path: Path) -> None:
@@ -328,10 +328,10 @@ def test_skew_is_not_judged_from_a_handful_of_keys(tmp_path: Path) -> None:
     view = JobReader(str(make_job(tmp_path, ended=""))).view()
     skewed = [msgspec.structs.replace(view.operators[0], skew=0.98)]
     few = msgspec.structs.replace(view, operators=skewed)
-    assert not any("is skewed" in reason for reason in health_of(few).reasons)
+    assert not any("has a skew" in reason for reason in health_of(few).reasons)
     loads = [SubtaskLoad(30, 30, 500, 1, 400.0, 100.0), SubtaskLoad(10, 10, 2, 0, 100.0, 0.0)]
     many = msgspec.structs.replace(few, epochs=[msgspec.structs.replace(few.epochs[-1], operators={UID: loads})])
-    assert any("is skewed 98%" in reason for reason in health_of(many).reasons)
+    assert any("has a skew of 98%" in reason for reason in health_of(many).reasons)
 
 
 def test_the_end_of_a_job_is_read_from_its_files(tmp_path: Path) -> None:

@@ -102,9 +102,9 @@ def test_a_job_that_is_fine_says_why_and_one_that_failed_lately_says_so(job: Pat
     told = {"status": "RUNNING", "now_ms": now, "config": {**view.config, "interval": 30_000}}
     quiet = msgspec.structs.replace(view, **told, events=[])
     fine = health_of(quiet)
-    assert (fine.level, fine.verdict) == ("ok", "The job is fine.")
+    assert (fine.level, fine.verdict) == ("ok", "The job is healthy.")
     assert "42 rows per second" in fine.reasons[0]
-    assert "could go on from checkpoint 4" in fine.reasons[1]
+    assert "Latest checkpoint: 4 (restorable)" in fine.reasons[1]
     for age, level in ((20_000, "warn"), (400_000, "ok")):
         failed = Event(now - age, 6, "restarting", "the cause")
         health = health_of(msgspec.structs.replace(quiet, events=[failed]))

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_job_says_whether_it_is_fine(folder: Path) -> None:
     text = job_html(JobReader(str(folder)).view())
-    assert "something is wrong" in text
+    assert "running with problems" in text
     assert JOB in text
     assert "<svg" in text
     assert EVIL not in text

@@ -54,7 +54,7 @@ def test_a_savepoint_of_the_job_is_deleted_once(root: Path) -> None:
     assert outcome(web, "clean-up-7") == {}
     assert not path.exists()
     page = web.get(f"/jobs/{JOB}/savepoints").text
-    assert "not there any more" in page
+    assert "no longer exists" in page
     assert "Delete savepoint 5" not in page
     assert "5 (savepoint)" not in page, "it cannot be compared any more"
     assert (root / JOB / "job.json").exists()
