@@ -314,7 +314,7 @@ def test_a_job_that_restarts_again_and_again_is_told_so(tmp_path: Path) -> None:
     told = health_of(with_events(view, *looping))
     assert (told.level, told.verdict) == ("bad", "The job fails repeatedly.")
     assert "failed and restarted 4 times" in told.reasons[0]
-    assert "does not get beyond epoch 4" in told.reasons[0]
+    assert "without getting beyond epoch 4" in told.reasons[0]
     assert "it broke" in told.reasons[0]
     crashing = health_of(with_events(view, *["started"] * 5))
     assert crashing.verdict == "The job fails repeatedly."
