@@ -14,7 +14,7 @@ from cairn.view.job_view import JobView, is_savepoint
 from cairn.view.journal import EpochStats
 
 WIDTH, HEIGHT = 640, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 12, 10, 26
 _MOST = 240
 _SPOTS = 80
 """Of a line: how many of its points tell their values."""
