@@ -141,16 +141,16 @@ _ADVICE: tuple[tuple[type[CairnError], str], ...] = (
     (NotFoundError, "Check the name and the directory."),
     (FencedError, "Another run owns this job. Leave it running, or stop it and start this one again."),
     (CorruptFileError, "Start from an older checkpoint or a savepoint; keep the damaged file."),
-    (IncompatibleStateError, "Go back to the code that fits the state, or migrate the state."),
+    (IncompatibleStateError, "Use the code that fits the state, or migrate the state."),
     (StorageError, "Check that the storage can be reached and has space, then start again."),
     (UserFunctionError, "Correct the function and start again; the last committed epoch is intact."),
-    (EpochFailedError, "Start again; the job goes on from the last committed epoch."),
+    (EpochFailedError, "Start the job again; it resumes from the last committed epoch."),
     (
         CheckpointFailedError,
-        "The job and its earlier checkpoints are as they were. Correct the cause and take another one.",
+        "The job and its earlier checkpoints are not affected. Fix the cause and take another one.",
     ),
-    (StateMisuseError, "Use the handle only where its contract allows it."),
-    (UnsupportedError, "Use what the message names instead; docs/pyflink.md has all differences."),
+    (StateMisuseError, "Use state and timers only where the message allows it."),
+    (UnsupportedError, "Use the alternative that the message names; docs/pyflink.md lists all differences."),
     (InternalError, "This is a bug in cairn. Run again with --debug and report the traceback."),
 )
 

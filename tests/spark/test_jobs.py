@@ -415,7 +415,7 @@ class TestRefused:
         keyed = lab.stream(env).key_by("key")
         with pytest.raises(InvalidInputError, match="takes a KeyedProcessFunction, not function"):
             keyed.process(lambda value, ctx: [], "a int")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInputError, match="is no Spark DDL"):
+        with pytest.raises(InvalidInputError, match="is not a valid Spark DDL"):
             keyed.process(Keys(), "a nonsense", uid="x")
         with pytest.raises(InvalidInputError, match="either processing_time"):
             env.set_trigger()

@@ -234,7 +234,7 @@ def test_spark_log_gone(lab: Lab) -> None:
     lab.oracle()
     log = lab.jobs / "oracle" / "spark"
     log.rename(lab.folder / "saved")
-    with pytest.raises(CorruptFileError, match=r"epoch 0 is committed, but Spark's log .* does not know batch 0"):
+    with pytest.raises(CorruptFileError, match=r"epoch 0 is committed, but Spark's log .* does not have batch 0"):
         lab.oracle()
     shutil.rmtree(log, ignore_errors=True)
     (lab.folder / "saved").rename(log)

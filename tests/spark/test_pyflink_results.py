@@ -172,7 +172,9 @@ def test_add_sink_takes_sinks_and_what_it_returns_has_sentences(lab: Lab) -> Non
 def test_a_job_without_a_name_is_refused_with_the_reason(lab: Lab) -> None:
     env = as_written(lab)
     env.from_collection([1]).print()
-    with pytest.raises(InvalidInputError, match=r"a job needs a name, as in env\.execute.*its state is kept under it"):
+    with pytest.raises(
+        InvalidInputError, match=r"a job needs a name, as in env\.execute.*its state is stored under this name"
+    ):
         env.execute()
 
 

@@ -361,7 +361,7 @@ def test_another_key_type_and_too_many_subtasks(lab: Lab) -> None:
         env.execute("other")
     with pytest.raises(InvalidInputError, match="17"):
         running(lab, "wide", 17, **{FROM: info.path})
-    with pytest.raises(IncompatibleStateError, match="16 key groups, this job asks for 32"):
+    with pytest.raises(IncompatibleStateError, match="16 key groups, this job requests 32"):
         running(lab, "groups", **{FROM: info.path, "pipeline.max-parallelism": 32})
     open_groups = running(lab, "open", **{FROM: info.path, "pipeline.max-parallelism": -1})
     assert read_savepoint(open_groups.stop_with_savepoint(str(lab.folder / "sp")).path).max_parallelism == 16

@@ -227,7 +227,7 @@ class DataStream(PyFlinkNames):
         """Write the stream to a sink when the job runs."""
         if not isinstance(sink, BaseSink):
             raise InvalidInputError(
-                f"sink_to takes a sink such as FileSink, or ForeachEpochSink for a function of one's own, not "
+                f"sink_to takes a sink such as FileSink, or ForeachEpochSink for your own function, not "
                 f"{type(sink).__name__}"
             )
         if sink.uid:

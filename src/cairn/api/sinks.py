@@ -91,9 +91,9 @@ class FileSink(BaseSink):
         history = f"ends with epoch {epoch - 1}" if epoch > 0 else "is empty"
         raise CorruptFileError(
             f"sink '{self.uid}': {self.path} holds output of {epochs} of this job ({unknown[0][1]}), but the history "
-            f"of the job in {self._job_dir} {history}: its directory was brought back from an older copy, or lost "
-            "manifests. Going on would write the rows of these epochs twice. Bring the newest copy of the job's "
-            "directory back; or, to go on from here, move the named files of these epochs away first.",
+            f"of the job in {self._job_dir} {history}: its directory was restored from an older backup, or lost "
+            "manifests. Continuing would write the rows of these epochs twice. Restore the newest copy of the job's "
+            "directory; or, to continue from here, first move the files of these epochs away.",
             path=unknown[0][1],
             epochs=sorted({number for number, _ in unknown}),
             epoch=epoch,
@@ -136,9 +136,9 @@ class FileSink(BaseSink):
                     if self._files.exists(source):
                         raise
                     raise CorruptFileError(
-                        f"sink '{self.uid}': epoch {epoch} is committed, but its prepared file {self.path}/{source} is "
-                        f"gone and {target} is not there; its rows can be had again only by replaying the epoch "
-                        "elsewhere",
+                        f"sink '{self.uid}': epoch {epoch} is committed, but both its prepared file "
+                        f"{self.path}/{source} and {target} are missing; only a replay of the "
+                        "epoch in another job can recover its rows",
                         path=source,
                     ) from None
         self._verify(move, target, epoch)

@@ -91,7 +91,7 @@ class DeltaSink(BaseSink):
         if published >= epoch and not self.may_repeat:
             raise CorruptFileError(
                 f"sink '{self.uid}': the Delta table {self.table} has epoch {published} of this sink, and epoch "
-                f"{epoch} is run again: its manifest is gone. Bring it back from a copy; running the epoch again would "
+                f"{epoch} is run again: its manifest is gone. Restore it from a backup; running the epoch again would "
                 "write its rows twice."
             )
         return {"attempt": attempt, "schema": self._schema_json, "files": staged}

@@ -75,7 +75,7 @@ class CrashMarker:
 
     def __post_init__(self) -> None:
         if self.what not in ("task", "worker", "driver") or self.times < 1:
-            raise InvalidInputError(f"{self} is no crash marker: task, worker or driver, at least once")
+            raise InvalidInputError(f"{self} is not a valid crash marker: task, worker or driver, at least once")
 
 
 class ScriptedSource:

@@ -59,7 +59,9 @@ class JdbcSink(BaseSink):
             )
         self._name = tuple(table.split("."))
         if not 1 <= len(self._name) <= 2 or not all(self._name):
-            raise InvalidInputError(f"JdbcSink: {table!r} is no table name such as 'totals' or 'public.totals'")
+            raise InvalidInputError(
+                f"JdbcSink: {table!r} is not a valid table name, such as 'totals' or 'public.totals'"
+            )
         self.table = table
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self._retry = retry or Retry()
@@ -180,7 +182,7 @@ class JdbcSink(BaseSink):
             if published >= epoch and not self.may_repeat:
                 raise CorruptFileError(
                     f"sink '{self.uid}': the database has epoch {published} of this sink, and epoch {epoch} is run "
-                    "again: its manifest is gone. Bring it back from a copy; running the epoch again would write its "
+                    "again: its manifest is gone. Restore it from a backup; running the epoch again would write its "
                     "rows twice."
                 )
             if self._rehearse and data["files"]:

@@ -127,7 +127,7 @@ class KafkaSink(BaseSink):
         if fence > epoch and not self.may_repeat:
             raise CorruptFileError(
                 f"sink '{self.uid}': topic '{self.topic}' has epoch {fence - 1} of this sink, and epoch {epoch} is run "
-                "again: its manifest is gone. Bring it back from a copy; running the epoch again would send its rows "
+                "again: its manifest is gone. Restore it from a backup; running the epoch again would send its rows "
                 "twice."
             )
         return {"attempt": attempt, "after": fence, "files": staged}

@@ -64,7 +64,7 @@ class SocketSource:
 
     def __init__(self, host: str, port: int) -> None:
         if not 0 < port < 65536:
-            raise InvalidInputError(f"SocketSource: {port} is no port")
+            raise InvalidInputError(f"SocketSource: {port} is not a valid port")
         self.host = host
         self.port = port
 
@@ -168,7 +168,7 @@ def _spark_type(schema: Any) -> Any:
         return schema
     text = getattr(schema, "ddl", schema)
     if not isinstance(text, str):
-        raise InvalidInputError(f"{schema!r} is no schema such as 'user string, n bigint'")
+        raise InvalidInputError(f"{schema!r} is not a valid schema, such as 'user string, n bigint'")
     if "pickle" in re.split(r"\W+", text):
         raise InvalidInputError(
             "pickled values are no columns: name a type, such as 'user string, n bigint' or Types.LONG(), or name none "
@@ -177,4 +177,4 @@ def _spark_type(schema: Any) -> Any:
     try:
         return DataType.fromDDL(text)
     except Exception as error:
-        raise InvalidInputError(f"{text!r} is no schema such as 'user string, n bigint': {error}") from error
+        raise InvalidInputError(f"{text!r} is not a valid schema, such as 'user string, n bigint': {error}") from error

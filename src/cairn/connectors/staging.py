@@ -97,7 +97,7 @@ class Staging:
             if size != part["size"]:
                 raise CorruptFileError(
                     f"sink '{self._uid}': the staged file {full} is {'gone' if size < 0 else 'damaged'}, and its epoch "
-                    "is committed. Bring it back from a copy; its rows are nowhere else.",
+                    "is committed. Restore it from a backup; its rows are nowhere else.",
                     path=full,
                 )
             with pq.ParquetFile(full, coerce_int96_timestamp_unit="us") as file:

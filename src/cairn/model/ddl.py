@@ -68,7 +68,7 @@ class _Parser:
 
     def wrong(self, why: str) -> InvalidInputError:
         shown = self.text if len(self.text) <= 1000 else f"{self.text[:1000]}..."
-        return InvalidInputError(f"'{shown}' is no type that cairn knows: {why}. Use Spark DDL such as 'bigint'.")
+        return InvalidInputError(f"'{shown}' is not a type that cairn supports: {why}. Use Spark DDL such as 'bigint'.")
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""

@@ -198,8 +198,8 @@ class StateDescriptor(PyFlinkNames):
             if path not in known:
                 fields = ", ".join(known) or "none"
                 raise InvalidInputError(
-                    f"state '{self.name}': field_defaults names '{path}', which is no field of {self.value_type.ddl}; "
-                    f"its fields are {fields}",
+                    f"state '{self.name}': field_defaults names '{path}', which is not a field of "
+                    f"{self.value_type.ddl}; its fields are {fields}",
                     state=self.name,
                 )
             if value is not None:

@@ -230,7 +230,7 @@ IMPORTS: dict[str, str] = {
     "ConfigOptions": _EXECUTION_CONFIG,
     "Configuration": "a dict will do, as in get_execution_environment(config={'parallelism.default': 2})",
     "CustomCheckpointStorage": _STORAGE,
-    "CustomStateBackend": "a state backend of one's own is an entry point: see docs/state.md",
+    "CustomStateBackend": "a custom state backend is an entry point: see docs/state.md",
     "DeserializationSchema": "KafkaSource(..., format='json', schema='...') parses records; or use Spark's functions",
     "Duration": _DELAY,
     "DynamicEventTimeSessionWindows": "use EventTimeSessionWindows.with_dynamic_gap(extractor)",

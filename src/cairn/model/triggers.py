@@ -196,9 +196,7 @@ class CountTrigger(Trigger[Any, Any]):
 
     def __init__(self, window_size: int) -> None:
         if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size <= 0:  # type: ignore[redundant-expr]
-            raise InvalidInputError(
-                f"CountTrigger fires after so many elements: a number from 1 on, not {window_size!r}"
-            )
+            raise InvalidInputError(f"CountTrigger needs a number of elements of at least 1, not {window_size!r}")
         self.window_size = window_size
 
     @staticmethod

@@ -158,8 +158,8 @@ def release_claims(files: FileSystem, retained: int) -> list[str]:
                 released.append(held.path)
                 _log.info("deleted savepoint %s, which the job owned: newer checkpoints have replaced it", held.path)
             else:
-                _log.warning("%s is not the savepoint any more that the job owned; it stays", held.path)
+                _log.warning("%s is no longer the savepoint that the job owned; it is not deleted", held.path)
             files.delete(name)
         except (CairnError, OSError) as error:
-            _log.warning("a claimed savepoint could not be looked after: %s", error)
+            _log.warning("a claimed savepoint could not be checked: %s", error)
     return released

@@ -37,7 +37,7 @@ def remains(files: LocalFileSystem) -> str:
     if numbers:
         return f"checkpoint {layout.checkpoint_folder(numbers[-1])} is there"
     ended = any(info.status is CheckpointStatus.COMPLETED and info.epoch >= 0 for info in store.history())
-    return f"{files.root}/{layout.HISTORY} tells of checkpoints that were completed" if ended else ""
+    return f"{files.root}/{layout.HISTORY} lists completed checkpoints" if ended else ""
 
 
 def state_left(files: LocalFileSystem) -> str:
@@ -52,11 +52,13 @@ def state_left(files: LocalFileSystem) -> str:
 def remedy(files: LocalFileSystem, manifest: Manifest | None) -> str:
     """What to do when Spark's logs cannot be used."""
     if manifest is None:
-        return f"no epoch is committed yet, so {files.root}/{layout.SPARK} can also be moved away to begin anew."
+        return (
+            f"no epoch is committed yet, so {files.root}/{layout.SPARK} can also be moved away to start from scratch."
+        )
     newest = next(iter(reversed(CheckpointStore(files).current())), None)
     path = f"{files.root}/{layout.checkpoint_folder(newest.id)}" if newest is not None else "SAVEPOINT"
     return (
-        f"the state of epoch {manifest.epoch} is intact. Go back to a checkpoint or savepoint by "
+        f"the state of epoch {manifest.epoch} is intact. Restore a checkpoint or savepoint with "
         f"`cairn run JOB.py -s {shell_word(path)}`."
     )
 
@@ -73,11 +75,11 @@ def check_order(files: LocalFileSystem, manifest: Manifest | None, sources: Call
     reason = moved_sources(manifest.source_names, len(positions_of(manifest.offsets)), sources())
     if reason:
         raise IncompatibleStateError(
-            f"the job in {files.root} cannot go on from epoch {manifest.epoch}: {reason} Positions are kept by number, "
-            "so a source would go on from the position of another. Read the same sources in the same order; or stop "
-            "the job with its old code by `cairn stop JOB --savepoint-dir DIR` and start the new code by `cairn run "
-            "JOB.py -s SAVEPOINT`, which finds sources by what they read (a checkpoint serves, too). The stored "
-            "state is intact.",
+            f"the job in {files.root} cannot resume from epoch {manifest.epoch}: {reason} Positions are stored by "
+            "number, so a source would resume from the position of another. Read the same sources in the same order; "
+            "or stop the job with its old code (`cairn stop JOB --savepoint-dir DIR`) and start the new code with "
+            "`cairn run JOB.py -s SAVEPOINT`, which matches sources by what they read (a checkpoint works, too). "
+            "The stored state is intact.",
             stored=list(manifest.source_names),
         )
 
@@ -92,16 +94,16 @@ def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
         if committed and committed[-1] > newest:
             raise CorruptFileError(
                 f"Spark's log in {files.root}/{name} has committed batch {committed[-1]}, but the newest manifest is "
-                f"{'of epoch ' + str(newest) if newest >= 0 else 'missing'}: the state of that batch is gone. Bring "
-                f"{files.root}/{layout.EPOCHS} back from a copy, start from a checkpoint or savepoint by `cairn run "
-                "JOB.py -s PATH`, or start under another job name to begin anew.",
+                f"{'of epoch ' + str(newest) if newest >= 0 else 'missing'}: the state of that batch is lost. Restore "
+                f"{files.root}/{layout.EPOCHS} from a backup, start from a checkpoint or savepoint with `cairn run "
+                "JOB.py -s PATH`, or use another job name to start from scratch.",
                 path=files.root,
             )
     if manifest is not None and newest not in planned:
         raise CorruptFileError(
-            f"epoch {newest} is committed, but Spark's log in {files.root}/{folder} does not know batch {newest}: its "
-            "source positions are gone, and going on would read the input again. Bring that folder back from a copy or "
-            "start under another job name to begin anew.",
+            f"epoch {newest} is committed, but Spark's log in {files.root}/{folder} does not have batch {newest}: its "
+            "source positions are lost, and continuing would read input twice. Restore that folder from a backup, or "
+            "use another job name to start from scratch.",
             path=files.root,
         )
     if manifest is not None:

@@ -102,7 +102,7 @@ def _displaced(files: LocalFileSystem) -> Snapshot | None:
     if not any(_is_whole(store, epoch) for epoch in store.epochs() if epoch > newest.epoch):
         return None
     _log.warning(
-        "the name of epoch %d is taken by a run that had been overtaken; the job goes on above it", newest.epoch + 1
+        "an overtaken run has used the number of epoch %d; the job continues with the next number", newest.epoch + 1
     )
     inlined = {epoch: store.load(epoch).inlined for epoch in newest.inline_epochs() - {newest.epoch}}
     info = CheckpointInfo(0, CheckpointStatus.COMPLETED, CheckpointType.CHECKPOINT, newest.time_ms, epoch=newest.epoch)
@@ -142,9 +142,9 @@ def check_epoch(start: StartRequest, identity: JobIdentity, manifest: Manifest |
         left = remains(files) or ("" if identity.restoring else state_left(files))
         if left:
             raise CorruptFileError(
-                f"the job in {files.root} has no manifest, but {left}: it had state, which must not begin anew without "
-                f"a word. Bring {files.root}/{layout.EPOCHS} back from a copy, start from a checkpoint or savepoint by "
-                "`cairn run JOB.py -s PATH`, or move the directory away to begin with empty state.",
+                f"the job in {files.root} has no manifest, but {left}: it had state, which must not be lost silently. "
+                f"Restore {files.root}/{layout.EPOCHS} from a backup, start from a checkpoint or savepoint with "
+                "`cairn run JOB.py -s PATH`, or move the directory away to start with empty state.",
                 path=files.root,
             )
         return

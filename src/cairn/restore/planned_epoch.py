@@ -75,7 +75,7 @@ def _last_entry(folder: str, newest: int, sources: int) -> tuple[dict[str, Any] 
         head = json.loads(metadata)
         head = {**head, **{name: int(head[name]) for name in ("batchWatermarkMs", "batchTimestampMs")}}
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFileError(f"{path} is no entry of Spark's offset log: {error}", path=path) from error
+        raise CorruptFileError(f"{path} is not an entry of Spark's offset log: {error}", path=path) from error
     return head, positions_of(text)
 
 
@@ -97,7 +97,7 @@ def _next_watermark(folder: str, newest: int) -> int:
     try:
         return int(json.loads(read_text(path).split("\n")[1])["nextBatchWatermarkMs"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise CorruptFileError(f"{path} is no entry of Spark's commit log: {error}", path=path) from error
+        raise CorruptFileError(f"{path} is not an entry of Spark's commit log: {error}", path=path) from error
 
 
 def _compact(document: Any) -> str:

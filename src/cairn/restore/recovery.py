@@ -103,7 +103,7 @@ def recover(
     # 8. Do both logs agree now?
     check_epoch(start, identity, manifest)
     if manifest is not None:
-        _log.info("job %s, run %d: going on from epoch %d", start.name, run.run, manifest.epoch)
+        _log.info("job %s, run %d: resuming from epoch %d", start.name, run.run, manifest.epoch)
     else:
         _log.info("job %s, run %d: starting with empty state", start.name, run.run)
     if marked:
@@ -130,8 +130,8 @@ def plan_restore(
     if snapshot.origin == last_origin(files) and not settings.restore_again:
         notes.insert(
             0,
-            "the job was started from this snapshot before: it would go on from its newest epoch, as "
-            "cairn.restore.again=false says",
+            "the job was already started from this snapshot and would continue from its newest epoch, because "
+            "cairn.restore.again is false",
         )
     return replace(plan, problems=(*plan.problems, *problems), notes=tuple(notes))
 
@@ -154,8 +154,8 @@ def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | No
         if settings.restore_again or snapshot.origin != before:
             return snapshot
     _log.warning(
-        "the job was started from %s before: it goes on from its newest epoch. Leave cairn.restore.again=false out "
-        "to go back to it once more.", settings.restore_path,
+        "the job was already started from %s and continues from its newest epoch. To restore it again, leave out "
+        "cairn.restore.again=false.", settings.restore_path,
     )  # fmt: skip
     return None
 

@@ -216,8 +216,8 @@ def _groups(snapshot: Snapshot, job: JobShape, problems: list[str]) -> int:
     stored = snapshot.max_parallelism
     if job.max_parallelism not in (0, stored):
         problems.append(
-            f"Max parallelism mismatch: the {snapshot.kind} has {stored} key groups, this job asks for "
-            f"{job.max_parallelism}. Call set_max_parallelism({stored}), or leave it out to take that of the snapshot."
+            f"Max parallelism mismatch: the {snapshot.kind} has {stored} key groups, this job requests "
+            f"{job.max_parallelism}. Call set_max_parallelism({stored}), or do not set it."
         )
     if job.parallelism > stored:
         problems.append(
@@ -297,8 +297,8 @@ def _refuse_pickles(
         if pickled and pair not in allowed:
             name = spelled(pair, held)
             problems.append(
-                f"state '{name}' is pickled, and this job did not make the {snapshot.kind} as it is: opening it runs "
-                f"whatever it holds. If you trust it, set cairn.restore.allow-pickled={name}."
+                f"state '{name}' is pickled, and this job did not make the {snapshot.kind} as it is: unpickling it "
+                f"can run arbitrary code. If you trust it, set cairn.restore.allow-pickled={name}."
             )
 
 
@@ -337,11 +337,9 @@ def _renames(
     uids = {old: new for old, new in renames.items() if old in stored}
     for old, new in uids.items():
         if new not in job.operators:
-            problems.append(f"cairn.restore.renames: '{old}' is to become '{new}', which the job does not have")
+            problems.append(f"cairn.restore.renames: '{old}' is renamed to '{new}', which the job does not have")
         if new in stored and new not in uids:
-            problems.append(
-                f"cairn.restore.renames: '{old}' is to become '{new}', and the snapshot has one of that name"
-            )
+            problems.append(f"cairn.restore.renames: '{old}' is renamed to '{new}', which the snapshot also has")
     owners = {
         (prefix, spec.name): operator.uid
         for operator in stored.values()
@@ -366,7 +364,7 @@ def _renamed_state(snapshot: Snapshot, old: str, owners: Mapping[tuple[str, str]
     if len({(owners[pair], pair[1]) for pair in pairs}) > 1:
         raise InvalidInputError(choices(old, pairs))
     if not pairs:
-        raise InvalidInputError(f"the {snapshot.kind} has nothing that is called '{old}'")
+        raise InvalidInputError(f"the {snapshot.kind} has no operator or state '{old}'")
     return owners[pairs[0]], pairs[0][1]
 
 

@@ -132,8 +132,8 @@ def refuse_lost_files(snapshot: Snapshot, files: LocalFileSystem) -> None:
     if lost:
         shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise CorruptFileError(
-            f"the job cannot go back to {snapshot.path}: its file source has read {len(lost)} file(s) since, which are "
-            f"not there any more: {shown}. Their rows would be missing without a word. Bring them back, or start from "
+            f"the job cannot be restored from {snapshot.path}: its file source has since read {len(lost)} file(s) that "
+            f"no longer exist: {shown}. Their rows would be lost silently. Restore the files, or start from "
             "a newer snapshot; nothing was changed.",
             files=lost,
         )

@@ -102,8 +102,8 @@ def copy_sources(stored: StoredSources, target: str, plan: SourcePlan | None, in
             copy_source(folder, os.path.join(target, str(wanted[number])), position, interval)
         elif is_file_position(position):
             raise CorruptFileError(
-                f"{folder} is missing: without it nobody knows which files were read before the checkpoint, "
-                "and going on would leave files out. Bring it back from a copy; nothing was changed.",
+                f"{folder} is missing: without it, it is unknown which files were read before the checkpoint, "
+                "and files could be skipped. Restore it from a backup; nothing was changed.",
                 path=stored.folder,
             )
 
@@ -122,8 +122,8 @@ def copy_source(folder: str, target: str, position: Any, interval: int) -> None:
     missing = next((number for number in range(last + 1) if number not in entries), None)
     if missing is not None:
         raise CorruptFileError(
-            f"Spark's log of a file source in {folder} no longer says which files batch {missing} had; the "
-            "checkpoint's position cannot be found again",
+            f"Spark's log of a file source in {folder} no longer contains batch {missing}, so the "
+            "position of the checkpoint cannot be restored",
             path=folder,
         )
     os.makedirs(target)
@@ -169,7 +169,8 @@ def _log_line(line: str, file: str) -> tuple[int, str]:
         return int(entry["batchId"]), str(entry["path"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise CorruptFileError(
-            f"{file} is no log of Spark's file source: {line[:80]!r}. Bring it back from a copy; nothing was changed.",
+            f"{file} is not a log of Spark's file source: {line[:80]!r}. Restore it from a backup; nothing "
+            "was changed.",
             path=file,
         ) from None
 

@@ -91,7 +91,7 @@ class SourcePlan:
             for number, match in enumerate(self.matches)
             if match.stored is None and match.name != TICKS and not match.name.startswith(_AGAIN)
         ]
-        gone = [f"source {name} of the snapshot is gone, and its position with it" for name in self.left]
+        gone = [f"source {name} of the snapshot is not in the job; its position is dropped" for name in self.left]
         return [*self.doubts, *new, *gone]
 
 
@@ -198,23 +198,25 @@ class _Search:
         if len(mine) == len(there) and (sure or len(mine) == 1):
             return ""
         return (
-            f"{_shown(mine, self.wanted)} of the job may go on from {_shown(there, self.stored)} of the snapshot, and "
-            "nothing tells which from which: a wrong choice would leave input out and read other input again. Read as "
-            "many sources with the same options as before, in the same order; give each a name of its own, "
-            f".option('{NAME_OPTION}', '<name>'), before the next snapshot to be free of this. Or {_DROP}"
+            f"{_shown(mine, self.wanted)} of the job cannot be matched to {_shown(there, self.stored)} of the "
+            "snapshot, because they cannot be told apart: a wrong match would skip or repeat input. Read the same "
+            "number of sources with the same options as before, in the same order. To avoid this, give each source a "
+            f"name, .option('{NAME_OPTION}', '<name>'), before the next snapshot. Or {_DROP}"
         )
 
     def _doubt(self, alike: Callable[[str], str], mine: list[int], there: list[int]) -> None:
         ours, theirs = _shown(mine, self.wanted), _shown(there, self.stored)
         if len(mine) > 1:
             self.doubts.append(
-                f"{ours} go on from {theirs} of the snapshot in this order, since nothing else tells them apart; give "
-                f"each a name of its own: .option('{NAME_OPTION}', '<name>')"
+                f"{ours} continue from {theirs} of the snapshot in this order, because their options are the same; "
+                f"give each a name: .option('{NAME_OPTION}', '<name>')"
             )
         elif alike is _kind or (
             alike is _place and _mark(self.stored[there[0]]) and _kind(self.wanted[mine[0]]) != FILES
         ):
-            self.doubts.append(f"{ours} goes on from {theirs} of the snapshot: other options, but the only one like it")
+            self.doubts.append(
+                f"{ours} continues from {theirs} of the snapshot: its options differ, but no other source fits"
+            )
 
 
 def _shown(numbers: Sequence[int], names: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ def read_log(path: str) -> bytes:
     if checksums != sealed(data, chunk):
         raise CorruptFileError(
             f"{path} does not match its checksums in {_checksums(path)}: it was damaged or changed after Spark wrote "
-            "it. Bring it back from a copy; nothing was changed.",
+            "it. Restore it from a backup; nothing was changed.",
             path=path,
         )
     return data
@@ -59,7 +59,7 @@ def read_text(path: str) -> str:
         return read_log(path).decode()
     except UnicodeDecodeError:
         raise CorruptFileError(
-            f"{path} is no text. Bring it back from a copy; nothing was changed.", path=path
+            f"{path} is not a text file. Restore it from a backup; nothing was changed.", path=path
         ) from None
 
 
@@ -91,7 +91,7 @@ def check_logs(folder: str, epoch: int, remedy: Callable[[], str]) -> None:
     _check_query_id(os.path.join(folder, layout.QUERY_ID), remedy)
     for number in batches(os.path.join(folder, layout.OFFSETS)):
         if number > epoch:
-            way_out = "no epoch was committed for it, so it can be moved away: the epoch is planned anew"
+            way_out = "no epoch was committed for it, so it can be moved away: the epoch is planned again"
             _check_entry(os.path.join(folder, layout.OFFSETS, str(number)), way_out, remedy)
     for number in batches(os.path.join(folder, layout.COMMITS)):
         if number >= epoch - 1:
@@ -172,7 +172,7 @@ def _is_json(line: bytes) -> bool:
 
 def _torn(path: str, remedy: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{path}, a file of Spark's own log, is cut short or damaged, and Spark could not go on from it. Bring it back "
-        f"from a copy; {remedy}",
+        f"{path}, a file of Spark's log, is truncated or damaged, and Spark could not resume from it. Restore it "
+        f"from a backup; {remedy}",
         path=path,
     )

@@ -26,7 +26,7 @@ def checked_watermark(schema: StructType, column: Any, delay: Any, call: str) ->
     if isinstance(delay, Time):
         delay = f"{delay.to_milliseconds()} milliseconds"
     if not isinstance(delay, str):
-        raise InvalidInputError(f"{call}: {delay!r} is no delay such as Time.seconds(10) or '10 seconds'")
+        raise InvalidInputError(f"{call}: {delay!r} is not a valid delay, such as Time.seconds(10) or '10 seconds'")
     return column, delay
 
 
@@ -36,7 +36,7 @@ def with_watermark(df: DataFrame, column: str, delay: str, call: str) -> DataFra
         return df.withWatermark(column, delay)
     except Exception as error:
         raise InvalidInputError(
-            f"{call}: {delay!r} is no delay such as Time.seconds(10) or '10 seconds': {error}"
+            f"{call}: {delay!r} is not a valid delay, such as Time.seconds(10) or '10 seconds': {error}"
         ) from error
 
 
@@ -82,6 +82,6 @@ def _no_time(column: str, kind: str, call: str) -> InvalidInputError:
     else:
         cast = "..."
     return InvalidInputError(
-        f"{call}: column '{column}' has type {kind}, which is no time; make one of it, as in "
+        f"{call}: column '{column}' has type {kind}, which is not a time; make one of it, as in "
         f"transform(lambda df: df.withColumn('{column}', {cast})), and call with_watermark('{column}', ...) after that"
     )

@@ -122,8 +122,8 @@ def start_job(definition: JobDefinition, name: str) -> JobStart:
 def _check(definition: JobDefinition, name: str) -> None:
     if not name:
         raise InvalidInputError(
-            "a job needs a name, as in env.execute('totals'): its state is kept under it, and the next run under "
-            "the same name goes on from there"
+            "a job needs a name, as in env.execute('totals'): its state is stored under this name, and the next run "
+            "with the same name resumes from it"
         )
     if definition.executed:
         raise InvalidInputError("this environment was executed already; make a new one for another job")

@@ -54,7 +54,7 @@ def _spark_schema(ddl: str) -> StructType:
             raise TypeError("it names a single type, not columns")
     except Exception as error:
         raise InvalidInputError(
-            f"output type {ddl!r} is no Spark DDL such as 'user string, total bigint': {error}"
+            f"output type {ddl!r} is not a valid Spark DDL, such as 'user string, total bigint': {error}"
         ) from error
     return _distinct(schema)
 

@@ -43,7 +43,7 @@ _NATIVE = {
     "GlobalLimit": "a limit over a stream is state; filter by a column instead",
     "Offset": "an offset into a stream is state; filter by a column instead",
     "Tail": "a stream has no end; filter by a column instead",
-    "Window": "a window function would begin anew in every epoch; " + _PROCESS,
+    "Window": "a window function would start from scratch in every epoch; " + _PROCESS,
     "Sort": "a stream has no order as a whole; sort what a sink has written, or use sortWithinPartitions()",
     "Sample": "a sample would differ when an epoch is repeated; filter by a hash of a column instead",
     "Except": _DEDUP,

@@ -60,8 +60,8 @@ def add_join(job: JobDefinition, join: JoinRequest, left: StreamInput, right: St
         return add_interval_join(job, request, left, right, interval)
     if join.how != "inner":
         raise InvalidInputError(
-            f"join: a {join.how} join needs between=(lower, upper): without bounds in event time nobody knows that a "
-            "row has no partner"
+            f"join: a {join.how} join needs between=(lower, upper): without bounds, it is never certain that a row "
+            "has no match"
         )
     check_same_keys(left, right)
     ttl: Any = 0 if join.ttl is None else getattr(join.ttl, "to_milliseconds", lambda: 0)()

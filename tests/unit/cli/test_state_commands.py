@@ -176,7 +176,9 @@ def test_dispose_asks_and_deletes_only_what_is_the_savepoints(savepoint: str) ->
     assert savepoint_folder.is_savepoint(savepoint)
     for more in ([], ["--json"]):
         code, text = call("savepoint-dispose", savepoint, *more)
-        assert (code, "needs a terminal to ask for confirmation" in text, "?" in text) == (2, True, False), "a terminal is needed"
+        assert (code, "needs a terminal to ask for confirmation" in text, "?" in text) == (2, True, False), (
+            "a terminal is needed"
+        )
     assert savepoint_folder.is_savepoint(savepoint)
     Path(savepoint, "_claimed").write_text("job payments")
     assert "handed to a job" in call("savepoint-dispose", savepoint, "--yes")[1]

@@ -185,7 +185,7 @@ def test_the_configuration_is_shown_with_its_origins(files: LocalFileSystem, tmp
     assert options["execution.checkpointing.mode"] == ("EXACTLY_ONCE", "default", None)
     text = CliRunner().invoke(app, ["config", "payments", "--dir", str(tmp_path / "jobs")]).stdout
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines()}
-    assert lines[INTERVAL].split() == ["5000", "ms", "config", "in", "the", "code,", "run", "1"]
+    assert lines[INTERVAL].split() == ["5000", "ms", "config", "in", "code,", "run", "1"]
     assert lines[RETAINED].split() == ["3", "-D,", "run", "2"]
 
 

@@ -116,7 +116,7 @@ def test_defaults_must_name_a_field_and_fit_it() -> None:
     made = ValueStateDescriptor("s", "struct<a:int,t:struct<x:int>>", field_defaults={"t.x": 4, "a": None})
     assert made.field_defaults == {"t.x": 4}
     assert MapStateDescriptor("m", "string", "struct<a:int>", field_defaults={"a": 1}).field_defaults == {"a": 1}
-    with pytest.raises(InvalidInputError, match="'b', which is no field"):
+    with pytest.raises(InvalidInputError, match="'b', which is not a field"):
         ValueStateDescriptor("s", "struct<a:int>", field_defaults={"b": 1})
     with pytest.raises(StateTypeError, match="default of field 'a'"):
         ValueStateDescriptor("s", "struct<a:int>", field_defaults={"a": "text"})

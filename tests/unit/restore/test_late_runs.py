@@ -219,7 +219,7 @@ def test_a_base_whose_manifest_is_lost_hides_no_older_one(world: World) -> None:
     older = store.newest()
     assert older is not None
     assert older.epoch == newest.epoch - 1
-    with pytest.raises(CorruptFileError, match="the state of that batch is gone"):
+    with pytest.raises(CorruptFileError, match="the state of that batch is lost"):
         world.start(files)
 
 

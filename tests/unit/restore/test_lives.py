@@ -183,7 +183,7 @@ def test_what_overtaken_attempts_have_staged_is_not_published_once_a_new_run_wor
     data = old.prepare(Frame([1]), 5, "5-1-aaaaaaaa")
     restored = attached(tmp_path, "a")  # went back behind epoch 5 and stands for it as epoch 6
     restored.prepare(Frame([2]), 7, "7-2-bbbbbbbb")
-    with pytest.raises(CorruptFileError, match="is gone"):
+    with pytest.raises(CorruptFileError, match="are missing"):
         old.commit(data, 5)
     assert rows(tmp_path) == []
 

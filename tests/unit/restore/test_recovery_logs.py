@@ -117,7 +117,7 @@ def test_lost_manifests_and_logs_never_mean_empty_state(tmp_path: Path) -> None:
     assert made.epoch > 1
     assert total(tmp_path / "a") == 11
     shutil.rmtree(tmp_path / "b" / "chk-1")
-    with pytest.raises(CorruptFileError, match=r"no manifest, but the state file .*begin anew without a word"):
+    with pytest.raises(CorruptFileError, match=r"no manifest, but the state file .*must not be lost silently"):
         start(tmp_path / "b", shape)
     assert Runs(LocalFileSystem(str(tmp_path / "b"))).newest() == 1
 
@@ -343,7 +343,7 @@ def test_a_torn_file_of_spark_is_named_with_the_remedy(tmp_path: Path, name: str
     torn = tmp_path / "a" / "spark" / name
     torn.write_text(text)
     with pytest.raises(
-        CorruptFileError, match=f"spark/{name}.*cut short or damaged.*state of epoch 1 is intact"
+        CorruptFileError, match=f"spark/{name}.*truncated or damaged.*state of epoch 1 is intact"
     ) as got:
         start(tmp_path / "a", shape)
     assert got.match(told)

@@ -125,9 +125,9 @@ def test_the_same_restore_given_again_goes_on_where_that_is_wanted(
     again = restored(path, tmp_path / "b", shape, restore_again=False)
     assert again.manifest is not None
     assert again.manifest.commit_id == stood.commit_id
-    assert "goes on from its newest epoch. Leave cairn.restore.again=false out" in caplog.text
+    assert "continues from its newest epoch. To restore it again, leave out" in caplog.text
     plan = plan_restore(files, "harness", Settings(restore_path=path, restore_again=False), lambda: shape)
-    assert "would go on from its newest epoch" in plan.notes[0]
+    assert "would continue from its newest epoch" in plan.notes[0]
     shutil.rmtree(path)  # a claimed savepoint is gone some day
     assert restored(f"{path}/_metadata", tmp_path / "b", shape, restore_again=False).manifest == stood
     with pytest.raises(NotFoundError):
@@ -162,12 +162,12 @@ def test_a_restore_that_lacks_a_log_of_its_sources_leaves_the_running_job_alone(
     (newer / "_metadata").write_bytes(encode_savepoint(changed))
     reading = replace(shape, sources=["FileSource[/in]"])
     run, there = Runs(files).newest(), sorted(tmp_path.rglob("*"))
-    with pytest.raises(CorruptFileError, match="nobody knows which files were read"):
+    with pytest.raises(CorruptFileError, match="it is unknown which files were read"):
         restored(str(newer), tmp_path / "b", reading)
     assert Runs(files).newest() == run, "nobody took the job over"
     assert sorted(tmp_path.rglob("*")) == there
     plan = plan_restore(files, "harness", Settings(restore_path=str(newer)), lambda: reading)
-    assert "nobody knows which files were read" in plan.problems[0]
+    assert "it is unknown which files were read" in plan.problems[0]
 
 
 def test_a_plan_says_all_that_a_start_would_refuse(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
     refused(Kind(), "cannot become a list state")
     refused(Keys(), "map keys are string, and cannot become int")
     refused(Old(), r"keyed by \(key string\), the job keys by \(n bigint\)", key_by="n")  # G5
-    refused(Old(), "128 key groups, this job asks for 64", settings={"groups": 64})  # J3
-    refused(Old(), "renames: the savepoint has nothing that is called 'x'", settings={"renames": {"x": "y"}})
+    refused(Old(), "128 key groups, this job requests 64", settings={"groups": 64})  # J3
+    refused(Old(), "renames: the savepoint has no operator or state 'x'", settings={"renames": {"x": "y"}})
     refused(Old(), "which the job does not have", settings={"renames": {UID: "y"}})
     refused(Old(), "another state of the same operator", settings={"renames": {f"{UID}.total": "y.z"}})
     refused(Old(), "both 'least' and 'total'|both 'total' and 'least'",

@@ -79,7 +79,7 @@ def test_a_file_sources_log_is_cut_at_the_position(tmp_path: Path, position: int
 
 def test_a_position_that_the_log_no_longer_knows_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path / "log", 13, gone_before=10)
-    with pytest.raises(CorruptFileError, match="no longer says which files batch 0 had"):
+    with pytest.raises(CorruptFileError, match="no longer contains batch 0"):
         copy_source(str(tmp_path / "log"), str(tmp_path / "cut"), {"logOffset": 12}, 10)
 
 

@@ -50,7 +50,7 @@ def test_sources_of_a_snapshot_that_says_nothing_of_them() -> None:
         match_sources([], 1, ["a", "b", "c"])
     assert match_sources(["F[a]"], 1, ["rate"]).notes == [
         "source 0 (rate) is new and starts at its beginning",
-        "source 0 (F[a]) of the snapshot is gone, and its position with it",
+        "source 0 (F[a]) of the snapshot is not in the job; its position is dropped",
     ]
     empty = rearranged("", match_sources([], 0, ["a"]), 77)
     assert empty.split("\n")[2:] == ["-"]
@@ -109,13 +109,13 @@ def test_files_that_were_read_since_and_are_gone(tmp_path: Path) -> None:
     ("stored", "wanted", "found", "noted"),
     [
         (["rate{10}", "rate{1}"], ["rate{1}", "rate{10}"], [1, 0], ""),
-        (["rate{10}"], ["rate{1}"], [0], "other options, but the only one like it"),
+        (["rate{10}"], ["rate{1}"], [0], "its options differ, but no other source fits"),
         (["rate", "rate"], ["rate{10}", "rate{1}"], [0, 1], "in this order"),
         (
             ["rate{1}", "rate{1}"],
             ["rate{1}", "rate{1}"],
             [0, 1],
-            "give each a name of its own",
+            "give each a name",
         ),
         (["rate{10}"], ["rate{1}", "rate{10}"], [None, 0], "is new"),
         (["FileSource[file:///in/]{a}"], ["FileSource[/in]{b}"], [0], ""),
@@ -133,8 +133,8 @@ def test_sources_of_one_kind_are_told_apart(stored: list[str], wanted: list[str]
 @pytest.mark.parametrize(
     ("stored", "wanted", "why"),
     [
-        (["rate{10}", "rate{1}"], ["rate{2}", "rate{3}"], "nothing tells which from which"),
-        (["rate{1}"], ["rate{1}", "rate{1}"], "nothing tells which from which"),
+        (["rate{10}", "rate{1}"], ["rate{2}", "rate{3}"], "cannot be told apart"),
+        (["rate{1}"], ["rate{1}", "rate{1}"], "cannot be told apart"),
         (["rate{1}", "rate{1}"], ["rate{1}"], r"source 0 \(rate\{1\}\), source 1 \(rate\{1\}\) of the snapshot"),
         (["rate"], ["rate{1}", "rate{2}"], "before the next snapshot"),
         (["FileSource[/old]"], ["FileSource[/new]"], "every file would be read again"),
@@ -151,7 +151,7 @@ def test_sources_that_could_be_mixed_up_are_refused(stored: list[str], wanted: l
     assert dropped.problems == ()
     assert all(match.stored is None for match in dropped.matches if match.name != "rate")
     assert any("is new and starts at its beginning" in note for note in dropped.notes)
-    assert any("of the snapshot is gone" in note for note in dropped.notes)
+    assert any("of the snapshot is not in the job" in note for note in dropped.notes)
 
 
 def test_names_of_sources() -> None:

@@ -46,7 +46,7 @@ def test_text_from_before_names_were_quoted(name: str) -> None:
 def test_what_is_no_key_is_refused() -> None:
     assert parse_keys("") == ()
     for text in ("k strin", "my key", "k string, v"):
-        with pytest.raises(InvalidInputError, match="is no type that cairn knows"):
+        with pytest.raises(InvalidInputError, match="is not a type that cairn supports"):
             parse_keys(text)
         assert not same_keys(text, "k string")
 

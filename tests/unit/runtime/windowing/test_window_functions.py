@@ -430,7 +430,7 @@ def test_bad_definitions_are_refused_where_they_are_made() -> None:
         (lambda: ProcessingTimeSessionWindows.with_gap(True), "not True"),
         (lambda: CountTumblingWindowAssigner.of(0), "size of a count window is a number of elements from 1 on"),
         (lambda: CountSlidingWindowAssigner.of(3, -1), "slide of a count window"),
-        (lambda: CountTrigger.of(0), "a number from 1 on, not 0"),
+        (lambda: CountTrigger.of(0), "at least 1, not 0"),
         (lambda: ContinuousEventTimeTrigger.of(Time.seconds(0)), "longer than nothing"),
         (lambda: PurgingTrigger.of(kind), "takes another trigger"),
         (lambda: counting(tumbling, event_time=None), "works on event time, and the stream has none.*with_watermark"),
