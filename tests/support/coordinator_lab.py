@@ -9,6 +9,7 @@ from typing import Any
 
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.coordinator_setup import CoordinatorSetup
 from cairn.coordinator.ports import JobFacts, SavepointRunner
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.model.manifest import Manifest, OperatorState, StateHandle, TaskMetrics
@@ -70,11 +71,13 @@ class World:
     savepoints: SavepointRunner | None = None
     """Who writes savepoints, if they are part of the test."""
 
-    def start(self, current: Manifest | None = None, run: int = 1) -> CheckpointCoordinator:
-        self.coordinator = CheckpointCoordinator(
+    def start(self, current: Manifest | None = None, run: int = 1, **more: Any) -> CheckpointCoordinator:
+        """Begin a run; `more` are further fields of its `CoordinatorSetup`."""
+        setup = CoordinatorSetup(
             self.settings, self.store, JobFacts("job", "Job", run), self.runner, current, self.failed.append,
-            self.clock, savepoints=self.savepoints,
+            clock=self.clock, savepoints=self.savepoints, **more,
         )  # fmt: skip
+        self.coordinator = CheckpointCoordinator(setup)
         return self.coordinator
 
     def step(self, later: int = 0) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cairn.config import Settings
 from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
+from cairn.coordinator.epoch_loop import EpochLoop, EpochLoopSetup, OperatorPlan
 from cairn.coordinator.offset_log import LocalOffsets
 from cairn.errors import EpochFailedError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
@@ -143,16 +143,18 @@ class World:
         sink = StoredSink(files)
         sink.fail = self.sink_fails
         loop = Loop(
-            files=files,
-            identity=recovered.identity,
-            run=recovered.run,
-            operators=[OperatorPlan(UID, "ledger", self.parallelism)],
-            sinks=[sink],
-            cluster=cluster,
-            offsets=LocalOffsets(str(self.root / "spark")),
-            settings=self.settings,
-            current=recovered.manifest,
-            compactor=Compactor(local_compaction(files.root, recovered.run.run), 2, background=False),
+            EpochLoopSetup(
+                files=files,
+                identity=recovered.identity,
+                run=recovered.run,
+                operators=[OperatorPlan(UID, "ledger", self.parallelism)],
+                sinks=[sink],
+                cluster=cluster,
+                offsets=LocalOffsets(str(self.root / "spark")),
+                settings=self.settings,
+                current=recovered.manifest,
+                compactor=Compactor(local_compaction(files.root, recovered.run.run), 2, background=False),
+            )
         )
         loop.hook = self.hook
         return loop

@@ -1,9 +1,9 @@
-"""What a checkpoint tells of its subtasks, worked out from the chain of its files and what the tasks measured."""
+"""Statistics of a checkpoint by operator and subtask, from the chain of its files and what the tasks measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,7 +18,10 @@ Tasks = Sequence[tuple[str, int, TaskMetrics]]
 
 @dataclass(frozen=True)
 class Insight:
-    """What the coordinator can ask of the running job. The defaults know nothing."""
+    """What the coordinator can learn about the running job. The defaults know nothing.
+
+    Threads: the functions are called from any thread, by whoever looks at a checkpoint in progress.
+    """
 
     operators: Sequence[tuple[str, str, int]] = ()
     """Uid, name and parallelism of each operator."""
@@ -33,10 +36,10 @@ class Insight:
     Empty if that was not measured."""
 
     def progress(self, running: int, cut: Tasks | None, writing: int, trigger_ms: int) -> list[OperatorStats]:
-        """Who has done his part: in the epoch that is waited for, in a cut that is made, in a snapshot (its number)."""
+        """The subtasks that are done: in the epoch that is waited for, in a cut, or in a snapshot (its number)."""
         if writing:
-            told = {(uid, subtask): metrics for uid, subtask, metrics in cut or ()}
-            tasks: Tasks = [(uid, i, told.get((uid, i), TaskMetrics())) for uid, i in self.written(writing)]
+            metrics = {(uid, subtask): of_task for uid, subtask, of_task in cut or ()}
+            tasks: Tasks = [(uid, i, metrics.get((uid, i), TaskMetrics())) for uid, i in self.written(writing)]
         elif cut is not None:
             tasks = cut
         else:
@@ -45,64 +48,71 @@ class Insight:
 
 
 def at_rest(tasks: Tasks, trigger_ms: int) -> Tasks:
-    """The tasks of an epoch that was durable before a checkpoint was triggered. For that they did nothing more: they
-    have acknowledged it at once."""
+    """The tasks of an epoch that was durable before a checkpoint was triggered: they had nothing more to do for it,
+    and count as having acknowledged it at once."""
     return [
-        (uid, subtask, msgspec.structs.replace(told, began_ms=0, ended_ms=trigger_ms, times={}, stage=-1))
-        for uid, subtask, told in tasks
+        (uid, subtask, msgspec.structs.replace(metrics, began_ms=0, ended_ms=trigger_ms, times={}, stage=-1))
+        for uid, subtask, metrics in tasks
     ]
 
 
 def in_progress(operators: Sequence[tuple[str, str, int]], tasks: Tasks, trigger_ms: int) -> list[OperatorStats]:
     """What is known while a checkpoint runs: for each operator (uid, name, parallelism) the subtasks that are done."""
-    found = []
+    stats = []
     for uid, name, parallelism in operators:
-        told = {subtask: metrics for owner, subtask, metrics in tasks if owner == uid}
-        done = [_subtask(index, told[index], trigger_ms, 0.0) for index in sorted(told) if index < parallelism]
-        found.append(OperatorStats(uid, name, done, parallelism))
-    return found
+        metrics = {subtask: of_task for owner, subtask, of_task in tasks if owner == uid}
+        done = [_subtask(index, metrics[index], trigger_ms, 0.0) for index in sorted(metrics) if index < parallelism]
+        stats.append(OperatorStats(uid, name, done, parallelism))
+    return stats
 
 
-def _subtask(index: int, told: TaskMetrics, trigger_ms: int, alignment_ms: float) -> SubtaskStats:
-    """What a task told of itself; sizes are not known to it."""
+def _subtask(index: int, metrics: TaskMetrics, trigger_ms: int, alignment_ms: float) -> SubtaskStats:
+    """What a task measured itself. It does not know sizes."""
     return SubtaskStats(
         index=index,
-        ack_ms=max(told.ended_ms, trigger_ms) if told.ended_ms else 0,
-        start_delay_ms=max(0, told.began_ms - trigger_ms) if told.began_ms else 0,
+        ack_ms=max(metrics.ended_ms, trigger_ms) if metrics.ended_ms else 0,
+        start_delay_ms=max(0, metrics.began_ms - trigger_ms) if metrics.began_ms else 0,
         alignment_ms=alignment_ms,
-        sync_ms=told.times.get("drain", 0.0) + told.times.get("delta", 0.0),
-        records=told.rows_in,
+        sync_ms=metrics.times.get("drain", 0.0) + metrics.times.get("delta", 0.0),
+        records=metrics.rows_in,
     )
 
 
-def operator_stats(
-    operator: OperatorState,
-    groups: int,
-    tasks: Tasks,
-    trigger_ms: int,
-    full: bool,
-    async_ms: float,
-    before: int,
-    alignment_ms: float = 0.0,
-    spent: Mapping[tuple[str, int], float] | None = None,
-    sizes: Mapping[tuple[str, int], int] | None = None,
-) -> OperatorStats:
-    """One operator's part in a checkpoint; `before` is the epoch of the checkpoint before it.
+@dataclass(frozen=True)
+class Measurements:
+    """What is known about the work of a completed checkpoint."""
 
-    `spent` has the milliseconds of each subtask's snapshot if they were measured, else `async_ms` holds for all.
-    `sizes` are those of a savepoint's own files, where these are not the files of the job's state.
-    """
-    metrics = {subtask: told for uid, subtask, told in tasks if uid == operator.uid}
+    tasks: Tasks
+    """The tasks of the epoch at which it was cut."""
+    trigger_ms: int
+    full: bool
+    async_ms: float
+    """How long its snapshot took as a whole."""
+    previous_epoch: int
+    """The epoch of the checkpoint before it, -1 if there is none."""
+    alignment: Mapping[str, float] = field(default_factory=dict)
+    """By operator, the milliseconds that it waited for the last of its rows."""
+    spent: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """By operator and subtask, the milliseconds that its snapshot took; empty if that was not measured."""
+    sizes: Mapping[tuple[str, int], int] | None = None
+    """By operator and subtask, the bytes in a savepoint; None where the files are those of the job's state."""
+
+
+def operator_stats(operator: OperatorState, groups: int, measured: Measurements) -> OperatorStats:
+    """One operator's part in a checkpoint of a job with so many key groups."""
+    metrics = {subtask: of_task for uid, subtask, of_task in measured.tasks if uid == operator.uid}
+    alignment_ms = measured.alignment.get(operator.uid, 0.0)
     subtasks = []
     for index in range(operator.parallelism):
-        mine = handles_of(operator, index, groups)
-        fresh = mine if full else [handle for handle in mine if handle.epoch > before and not handle.snapshot]
-        told = metrics.get(index, TaskMetrics())
-        stats = _subtask(index, told, trigger_ms, alignment_ms)
-        writing = spent.get((operator.uid, index), 0.0) if spent else async_ms
-        written, held = sum(handle.size for handle in fresh), sum(handle.size for handle in mine)
-        if sizes is not None:
-            written = held = sizes.get((operator.uid, index), 0)
+        handles = handles_of(operator, index, groups)
+        fresh = handles
+        if not measured.full:
+            fresh = [handle for handle in handles if handle.epoch > measured.previous_epoch and not handle.snapshot]
+        stats = _subtask(index, metrics.get(index, TaskMetrics()), measured.trigger_ms, alignment_ms)
+        writing = measured.spent.get((operator.uid, index), 0.0) if measured.spent else measured.async_ms
+        written, held = sum(handle.size for handle in fresh), sum(handle.size for handle in handles)
+        if measured.sizes is not None:
+            written = held = measured.sizes.get((operator.uid, index), 0)
         subtasks.append(
             msgspec.structs.replace(
                 stats,
@@ -116,7 +126,7 @@ def operator_stats(
 
 
 def check_sizes(manifest: Manifest, limit: int) -> None:
-    """Refuse what the driver is not meant to hold."""
+    """Refuse state that is too large for the driver to hold."""
     for operator in manifest.operators:
         for index in range(operator.parallelism):
             held = sum(handle.size for handle in handles_of(operator, index, manifest.max_parallelism))
@@ -131,13 +141,13 @@ def check_sizes(manifest: Manifest, limit: int) -> None:
 
 
 def by_subtask(ended: Mapping[int, float], uid: str, parallelism: int, groups: int) -> dict[tuple[str, int], float]:
-    """After how many milliseconds all key groups of each subtask were written, from when each of them was."""
-    found = {}
+    """After how many milliseconds all key groups of each subtask were written, given that of each key group."""
+    latest = {}
     for index in range(parallelism):
         owned = key_group_range(index, parallelism, groups)
         last = max((ended.get(group, 0.0) for group in range(owned.start, owned.end + 1)), default=0.0)
-        found[uid, index] = float(round(last))
-    return found
+        latest[uid, index] = float(round(last))
+    return latest
 
 
 def handles_of(operator: OperatorState, index: int, groups: int) -> list[StateHandle]:

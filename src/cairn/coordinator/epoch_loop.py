@@ -25,33 +25,29 @@ from typing import Any, Protocol
 import msgspec
 
 from cairn.config import Settings
-from cairn.coordinator.acks import accept, merged_states
+from cairn.coordinator.acks import accept
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.epoch_time import EpochTime, TimeKeeper, time_of
-from cairn.coordinator.offset_log import OffsetEntry, Offsets
+from cairn.coordinator.manifest_builder import ManifestBuilder, watermark_of
+from cairn.coordinator.offset_log import Offsets
+from cairn.coordinator.ports import OperatorPlan as OperatorPlan
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.logs import get_logger
 from cairn.model.manifest import (
     EpochContext,
     Garbage,
     Manifest,
-    OperatorState,
     SinkCommittable,
-    StateHandle,
     TaskAck,
     TaskMetrics,
-    inline_key,
 )
 from cairn.model.windows import MAX_TIME
-from cairn.storage import layout
 from cairn.storage.cleanup import Pins, collect, plan_garbage, without_files
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, refuse_foreign
 from cairn.storage.retrying import retries_of
 
 _log = get_logger("cairn.job")
-_LINEAGE = 256
-"""The greatest watermark there is."""
 
 
 class Sink(Protocol):
@@ -83,8 +79,8 @@ class Cluster(Protocol):
         """The rows of each sink."""
 
 
-class Checkpoints(Protocol):
-    """What the loop tells the checkpoint coordinator, and asks of it."""
+class CheckpointPort(Protocol):
+    """What the loop reports to the checkpoint coordinator and learns from it. Called on the loop's thread."""
 
     def epoch_began(self, epoch: int, offsets: str) -> int:
         """An epoch starts; returns the number of the checkpoint whose barrier it carries, or 0."""
@@ -98,15 +94,6 @@ class Checkpoints(Protocol):
 class FrameSet(Protocol):
     def of(self, sink: Sink) -> Any: ...
     def release(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorPlan:
-    """What the driver knows of an operator before anything runs."""
-
-    uid: str
-    name: str
-    parallelism: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,57 +118,62 @@ class EpochReport:
     """Rows of each sink that knows how many it got, by its uid."""
 
 
-class EpochLoop:
-    """Runs the epochs of one run of one job. Called by one thread, one epoch after the other."""
+@dataclass(frozen=True)
+class EpochLoopSetup:
+    """What the epochs of one run are run with."""
 
-    def __init__(
-        self,
-        files: FileSystem,
-        identity: JobIdentity,
-        run: RunRecord,
-        operators: Sequence[OperatorPlan],
-        sinks: Sequence[Sink],
-        cluster: Cluster,
-        offsets: Offsets,
-        settings: Settings,
-        current: Manifest | None,
-        compactor: Compactor | None = None,
-        listener: Callable[[EpochReport], None] | None = None,
-        checkpoints: Checkpoints | None = None,
-        source_names: Sequence[str] = (),
-        timekeeper: TimeKeeper | None = None,
-    ) -> None:
-        self._timekeeper = timekeeper
-        self._source_names = list(source_names)
+    files: FileSystem
+    identity: JobIdentity
+    run: RunRecord
+    operators: Sequence[OperatorPlan]
+    sinks: Sequence[Sink]
+    cluster: Cluster
+    offsets: Offsets
+    settings: Settings
+    current: Manifest | None
+    """The newest committed epoch when the run starts."""
+    compactor: Compactor | None = None
+    listener: Callable[[EpochReport], None] | None = None
+    checkpoints: CheckpointPort | None = None
+    source_names: Sequence[str] = ()
+    timekeeper: TimeKeeper | None = None
+
+
+class EpochLoop:
+    """Runs the epochs of one run of one job.
+
+    Threads: owned by the thread that Spark calls `foreachBatch` on, one epoch after the other. Other threads only read
+    `current`, and set `draining` before the last epoch begins.
+    """
+
+    def __init__(self, setup: EpochLoopSetup) -> None:
+        self._setup = setup
+        self._files = setup.files
+        self._run = setup.run.run
+        self._checkpoints = setup.checkpoints
+        self._manifests = ManifestStore(setup.files)
+        self._builder = ManifestBuilder(
+            setup.identity, setup.run.run, setup.operators, setup.source_names, setup.compactor
+        )
+        self._runs = Runs(setup.files)
         self.draining = False
         """Set before the last epoch of a job that is drained: it runs at the end of event time."""
-        self._files = files
-        self._identity = identity
-        self._run = run.run
-        self._run_token = run.token
-        self._operators = operators
-        self._sinks = sinks
-        self._cluster = cluster
-        self._offsets = offsets
-        self._settings = settings
-        self._compactor = compactor
-        self._listener = listener
-        self._checkpoints = checkpoints
-        self._manifests = ManifestStore(files)
-        self._runs = Runs(files)
+        self.current = setup.current
         self._retries = 0
-        self._known: dict[int, Manifest] = {}
-        self.current = current
-        self._left = current.garbage if current is not None else Garbage()
+        self._left = setup.current.garbage if setup.current is not None else Garbage()
         """What committed manifests call garbage and is not deleted yet."""
+        self._known = self._load_manifests() if setup.current is not None else {}
+
+    def _load_manifests(self) -> dict[int, Manifest]:
+        manifests = {}
         for epoch in self._manifests.epochs():
-            if current is not None:
-                try:
-                    manifest = self._manifests.load(epoch)
-                    refuse_foreign(manifest, identity, files.root)
-                    self._known[epoch] = manifest
-                except CorruptFileError as error:  # what it named is looked after by nobody, and deleted by nobody
-                    _log.warning("the manifest of epoch %d is left out: %s", epoch, error)
+            try:
+                manifest = self._manifests.load(epoch)
+                refuse_foreign(manifest, self._setup.identity, self._files.root)
+                manifests[epoch] = manifest
+            except CorruptFileError as error:  # nobody knows which files it names, and nobody deletes them
+                _log.warning("the manifest of epoch %d is left out: %s", epoch, error)
+        return manifests
 
     def run_epoch(self, frame: Any, epoch: int) -> None:
         """Everything that happens between Spark's call for a batch and its return."""
@@ -214,22 +206,22 @@ class EpochLoop:
             )
 
         # 2. context
-        entry = self._offsets.read(epoch)
-        moment = time_of(self._timekeeper, epoch, entry.time_ms, self.current)
+        entry = self._setup.offsets.read(epoch)
+        moment = time_of(self._setup.timekeeper, epoch, entry.time_ms, self.current)
         carried = self._checkpoints.epoch_began(epoch, entry.text) if self._checkpoints is not None else 0
-        context = self._context(epoch, entry.watermark, moment, carried)
-        self._cluster.announce(msgspec.msgpack.encode(context))
+        context = self._context(epoch, watermark_of(self.current, entry), moment, carried)
+        self._setup.cluster.announce(msgspec.msgpack.encode(context))
         self.step("announced", epoch)
 
         # 3. first phase
         attempt = f"{epoch}-{self._run}-{uuid.uuid4().hex[:8]}"
-        frames = self._cluster.frames(frame, self._sinks)
+        frames = self._setup.cluster.frames(frame, self._setup.sinks)
         phases = {"plan": time.perf_counter() - began}
         try:
             since = time.perf_counter()
             committables = [
                 SinkCommittable(sink.uid, sink.kind, _raw(sink.prepare(frames.of(sink), epoch, attempt)))
-                for sink in self._sinks
+                for sink in self._setup.sinks
             ]
             phases["run"] = time.perf_counter() - since
         finally:
@@ -237,19 +229,19 @@ class EpochLoop:
         self.step("prepared", epoch)
 
         # 4. acknowledgements
-        acks = [msgspec.msgpack.decode(raw, type=TaskAck) for raw in self._cluster.acknowledgements()]
-        accepted = accept(acks, context, {plan.uid: plan.parallelism for plan in self._operators})
+        acks = [msgspec.msgpack.decode(raw, type=TaskAck) for raw in self._setup.cluster.acknowledgements()]
+        accepted = accept(acks, context, {plan.uid: plan.parallelism for plan in self._setup.operators})
         self._report_rebuilds(accepted)
         self.step("acknowledged", epoch)
 
-        if self._settings.checkpoints.mode == "AT_LEAST_ONCE":  # shown before the commit, again if that fails
+        if self._setup.settings.checkpoints.mode == "AT_LEAST_ONCE":  # shown before the commit, again if that fails
             self._publish(committables, epoch)
             self.step("published", epoch)
 
         # 5. the commit
         since = time.perf_counter()
         pins = self._checkpoints.pins() if self._checkpoints is not None else Pins()
-        manifest = self._with_garbage(self._manifest(context, entry, accepted, committables), pins)
+        manifest = self._with_garbage(self._builder.build(self.current, context, entry, accepted, committables), pins)
         self._runs.check(self._run)
         try:
             self._manifests.publish(manifest)
@@ -257,15 +249,15 @@ class EpochLoop:
             self._roll_forward(epoch, began)  # the answer to the create was lost, or another run was first
             return
         self.current = self._known[epoch] = manifest
-        if self._timekeeper is not None:
-            self._timekeeper.committed(manifest)
+        if self._setup.timekeeper is not None:
+            self._setup.timekeeper.committed(manifest)
         phases["commit"] = time.perf_counter() - since
         self.step("committed", epoch)
         self._runs.check(self._run)
 
         # 6. second phase
         since = time.perf_counter()
-        if self._settings.checkpoints.mode != "AT_LEAST_ONCE":
+        if self._setup.settings.checkpoints.mode != "AT_LEAST_ONCE":
             self._publish(manifest.sinks, epoch)
             self.step("published", epoch)
         phases["publish"] = time.perf_counter() - since
@@ -274,9 +266,9 @@ class EpochLoop:
         if self._checkpoints is not None:
             self._checkpoints.epoch_committed(manifest, _metrics(accepted))
         self._left = collect(self._manifests, manifest.garbage)
-        without_files(self._known, manifest.garbage, self._settings.epochs_retained, pins)
-        if self._compactor is not None:
-            self._compactor.consider(manifest)
+        without_files(self._known, manifest.garbage, self._setup.settings.epochs_retained, pins)
+        if self._setup.compactor is not None:
+            self._setup.compactor.consider(manifest)
         self.step("cleaned", epoch)
         self._tell(manifest, accepted, began, {name: spent * 1000 for name, spent in phases.items()})
 
@@ -289,95 +281,37 @@ class EpochLoop:
         reset_ms = current.time_reset_ms if current is not None else 0
         return EpochContext(
             job_dir=self._files.root,
-            local_dir=self._settings.local_directory,
-            job_id=self._identity.job_id,
-            incarnation=self._identity.incarnation,
+            local_dir=self._setup.settings.local_directory,
+            job_id=self._setup.identity.job_id,
+            incarnation=self._setup.identity.incarnation,
             run=self._run,
-            run_token=self._run_token,
+            run_token=self._setup.run.token,
             epoch=epoch,
-            watermark=MAX_TIME if self.draining else self._watermark(watermark),
-            row_watermark=self._watermark(watermark) if self.draining else None,
+            watermark=MAX_TIME if self.draining else watermark,
+            row_watermark=watermark if self.draining else None,
             end_of_time=self.draining,
             time_ms=moment.time_ms,
             time_reset_ms=moment.time_ms if moment.reset else reset_ms,
             fire_all=moment.reset,
             parent=current.epoch if current is not None else -1,
             parent_commit=current.commit_id if current is not None else "",
-            inline_threshold=self._settings.inline_threshold,
-            show_values=self._settings.show_values,
-            parameters=dict(self._settings.parameters),
-            own_stores=not self._settings.checkpoints.local_recovery,
-            write_portion=max(self._settings.checkpoints.write_buffer, self._settings.inline_threshold),
+            inline_threshold=self._setup.settings.inline_threshold,
+            show_values=self._setup.settings.show_values,
+            parameters=dict(self._setup.settings.parameters),
+            own_stores=not self._setup.settings.checkpoints.local_recovery,
+            write_portion=max(self._setup.settings.checkpoints.write_buffer, self._setup.settings.inline_threshold),
             checkpoint=checkpoint,
             notices=self._checkpoints.take_notices() if self._checkpoints is not None else [],
-        )
-
-    def _watermark(self, told: int) -> int:
-        """Event time never runs back, also across runs."""
-        return max(told, self.current.watermark) if self.current is not None else told
-
-    def _manifest(
-        self,
-        context: EpochContext,
-        entry: OffsetEntry,
-        accepted: Mapping[str, Sequence[TaskAck]],
-        committables: list[SinkCommittable],
-    ) -> Manifest:
-        current = self.current
-        operators = []
-        inlined: dict[str, bytes] = {}
-        for plan in self._operators:
-            acks = accepted[plan.uid]
-            before = current.operator(plan.uid) if current is not None else None
-            chain = list(before.chain) if before is not None else []
-            if self._compactor is not None:
-                chain = self._compactor.shortened(plan.uid, chain, context.epoch)
-            for ack in acks:
-                if ack.handle is not None:
-                    chain.append(ack.handle)
-                    if not ack.handle.path:
-                        inlined[inline_key(plan.uid, ack.handle.first_group)] = ack.inlined
-            operators.append(
-                OperatorState(
-                    uid=plan.uid,
-                    name=plan.name,
-                    parallelism=plan.parallelism,
-                    key_type=acks[0].key_type,
-                    states=merged_states(acks),
-                    chain=chain,
-                    base=before.base if before is not None else context.parent,
-                )
-            )
-        return Manifest(
-            job_id=self._identity.job_id,
-            incarnation=self._identity.incarnation,
-            epoch=context.epoch,
-            commit_id=uuid.uuid4().hex[:16],
-            run=self._run,
-            parent=context.parent,
-            max_parallelism=self._identity.max_parallelism,
-            offsets=entry.text,
-            watermark=self._watermark(entry.watermark),  # that of the sources, also when the job is drained
-            time_ms=context.time_ms,
-            time_reset_ms=context.time_reset_ms,
-            operators=operators,
-            sinks=committables,
-            lineage=_lineage(current, operators),
-            inlined=inlined,
-            source_names=self._source_names,
-            spark=current.spark if current is not None else layout.SPARK,
-            abandoned=current.abandoned if current is not None else [],
-            origin=current.origin if current is not None else "",
         )
 
     def _with_garbage(self, manifest: Manifest, pins: Pins) -> Manifest:
         """The manifest with what its commit makes superfluous."""
         known = {**self._known, manifest.epoch: manifest}
-        garbage = plan_garbage(known, self._settings.epochs_retained, pins, self._left)
+        garbage = plan_garbage(known, self._setup.settings.epochs_retained, pins, self._left)
         return msgspec.structs.replace(manifest, garbage=garbage)
 
     def _publish(self, committables: Sequence[SinkCommittable], epoch: int) -> None:
-        by_uid = {sink.uid: sink for sink in self._sinks}
+        by_uid = {sink.uid: sink for sink in self._setup.sinks}
         for committable in committables:
             sink = by_uid.get(committable.uid)
             if sink is None or sink.kind != committable.kind:
@@ -390,7 +324,7 @@ class EpochLoop:
     def _roll_forward(self, epoch: int, began: float) -> None:
         """The epoch is committed and Spark does not know yet: finish what comes after the commit."""
         manifest = self._manifests.load(epoch)
-        refuse_foreign(manifest, self._identity, self._files.root)
+        refuse_foreign(manifest, self._setup.identity, self._files.root)
         if manifest.run > self._run:
             raise FencedError(
                 f"epoch {epoch} was committed by run {manifest.run}, which is newer than this run {self._run}"
@@ -403,7 +337,7 @@ class EpochLoop:
                 "not count, and the job goes on under the next free number when it is started again",
                 collision=epoch,
             )
-        entry = self._offsets.read(epoch)
+        entry = self._setup.offsets.read(epoch)
         if entry.text != manifest.offsets:
             raise CorruptFileError(
                 f"epoch {epoch} was committed for other source positions than Spark's log now holds for it; the "
@@ -417,9 +351,9 @@ class EpochLoop:
         if self._checkpoints is not None:
             self._checkpoints.epoch_committed(manifest, ())
         _log.info("epoch %d was committed by run %d; rolled forward", epoch, manifest.run)
-        if self._listener is not None:
+        if self._setup.listener is not None:
             spent = (time.perf_counter() - began) * 1000
-            self._listener(
+            self._setup.listener(
                 EpochReport(epoch, 0, 0, 0, 0, 0, spent, manifest.watermark, manifest.time_ms, rolled_forward=True)
             )
 
@@ -434,8 +368,8 @@ class EpochLoop:
     ) -> None:
         metrics = _metrics(accepted)
         before, self._retries = self._retries, retries_of(self._files)
-        first = self._operators[0].uid if self._operators else ""
-        last = self._operators[-1].uid if self._operators else ""
+        first = self._setup.operators[0].uid if self._setup.operators else ""
+        last = self._setup.operators[-1].uid if self._setup.operators else ""
         report = EpochReport(
             epoch=manifest.epoch,
             rows_in=sum(m.rows_in for uid, _, m in metrics if uid == first),
@@ -449,7 +383,7 @@ class EpochLoop:
             tasks=tuple(metrics),
             times=times,
             retries=self._retries - before + sum(m.retries for _, _, m in metrics),
-            sinks={sink.uid: rows for sink in self._sinks if (rows := getattr(sink, "rows", None)) is not None},
+            sinks={sink.uid: rows for sink in self._setup.sinks if (rows := getattr(sink, "rows", None)) is not None},
         )
         _log.info(
             "epoch %d committed: %d rows, %d keys, %d bytes, %.0f ms",
@@ -457,8 +391,8 @@ class EpochLoop:
         )  # fmt: skip
         if report.retries:
             _log.warning("epoch %d: %d calls to the storage were tried again", report.epoch, report.retries)
-        if self._listener is not None:
-            self._listener(report)
+        if self._setup.listener is not None:
+            self._setup.listener(report)
 
 
 def _metrics(accepted: Mapping[str, Sequence[TaskAck]]) -> list[tuple[str, int, TaskMetrics]]:
@@ -467,16 +401,3 @@ def _metrics(accepted: Mapping[str, Sequence[TaskAck]]) -> list[tuple[str, int, 
 
 def _raw(data: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(data))
-
-
-def _lineage(current: Manifest | None, operators: Sequence[OperatorState]) -> dict[int, str]:
-    """The commits from which a working store can still catch up: those since the oldest snapshot's cut."""
-    if current is None:
-        return {}
-    cut = min((_cut(op.chain) for op in operators), default=-1)
-    known = {**current.lineage, current.epoch: current.commit_id}
-    return {epoch: known[epoch] for epoch in sorted(known)[-_LINEAGE:] if epoch >= cut}
-
-
-def _cut(chain: Sequence[StateHandle]) -> int:
-    return max((handle.epoch for handle in chain if handle.snapshot), default=-1)

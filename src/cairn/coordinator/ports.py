@@ -74,6 +74,15 @@ class SavepointRunner(Protocol):
         """Give it up and remove what was written; `done` may still be called."""
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorPlan:
+    """What the driver knows of an operator before anything runs."""
+
+    uid: str
+    name: str
+    parallelism: int
+
+
 @dataclass(frozen=True)
 class JobFacts:
     job_id: str

@@ -1,20 +1,17 @@
-"""Completed checkpoints: which are kept, what they need, and deleting those that are not kept any more."""
+"""Completed checkpoints: which are kept, what they need, and deleting those that are no longer kept."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
-from cairn.coordinator.failed_discards import Discards
+from cairn.coordinator.checkpoint_deletion import CheckpointDeletion
 from cairn.coordinator.ports import Clock
-from cairn.errors import CairnError, FencedError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins, pins_of
-from cairn.storage.manifest_store import Runs
 
 _log = get_logger("cairn.checkpoint")
 
@@ -24,41 +21,41 @@ class Retained:
 
     Which checkpoints go is decided when another one is completed, whose metadata lists those that stay; only then are
     the others deleted, after a look whether a newer run has the job. So whoever owns the job later agrees with a
-    deletion that comes late. Deletions are made by one thread at a time, which the coordinator sees to; the rest may be
-    called from any thread.
+    deletion that comes late.
 
     Checkpoints that a restore in place gave up count as older than all others: they are the first to go. With one that
-    cannot be read no state file is deleted, in this run; a later one that can read it, or does not find it any more,
-    sweeps what is left then.
+    cannot be read no state file is deleted in this run. A later run that can read it, or no longer finds it, sweeps
+    what is left then.
+
+    Threads: shared by the epoch loop's and the coordinator's. What is kept is guarded by a lock of its own, which may
+    be taken with the ledger's lock held and is not held during a call to the storage. `delete_doomed` belongs to the
+    thread that holds the ledger's `work`.
     """
 
     def __init__(self, store: CheckpointStore, run: int, count: int, clock: Clock) -> None:
-        self._store = store
-        self._run = run
         self._count = count
-        self._clock = clock
-        self._discards = Discards()
-        self._attempts: set[int] = set()
-        """Checkpoints of this run that were given up: what they have written is to be deleted."""
+        self._deletion = CheckpointDeletion(store, run, clock)
+        self._lock = threading.Lock()
+        self._hurry = False
         self._leftovers: list[int] = store.let_go()
         """Folders that were no checkpoint when the run began. If an overtaken run completes one of them now, it does
-        not count: the run has written down which ones do."""
-        self._hurry = False
-        self._runs = Runs(store.files)
-        self._lock = threading.Lock()
-        found, self._unknown = store.readable()
-        if self._unknown:
+        not count: the run has written down which ones do. Used by `delete_doomed` only."""
+        readable, self._unreadable = store.readable()
+        if self._unreadable:
             _log.error(
                 "%s in %s cannot be read, and nobody knows which state files that needs: this run deletes none, so the "
                 "directory grows. Bring its _metadata back from a copy or remove the folder, and start the job again.",
-                ", ".join(f"chk-{number}" for number in self._unknown), store.files.root,
+                ", ".join(f"chk-{number}" for number in self._unreadable), store.files.root,
             )  # fmt: skip
-        current = {checkpoint.id for checkpoint in store.current_of(found)}
-        self._given_up = frozenset(c.id for c in found if c.id not in current)
-        self._kept = sorted(found, key=lambda checkpoint: (checkpoint.id in current, checkpoint.id))
+        current = {checkpoint.id for checkpoint in store.current_of(readable)}
+        self._given_up = frozenset(c.id for c in readable if c.id not in current)
+        self._kept = sorted(readable, key=lambda checkpoint: (checkpoint.id in current, checkpoint.id))
         self._doomed: list[Checkpoint] = []
         """No longer retained, but not deleted yet: still whole, so what they need must stay."""
+        self._failed: set[int] = set()
+        """Checkpoints of this run that were never completed: what they have written is to be deleted."""
         self._released: set[str] = set()
+        """Files of deleted checkpoints that no manifest has listed as garbage yet."""
 
     @property
     def newest_epoch(self) -> int:
@@ -71,7 +68,7 @@ class Retained:
         """The numbers that are kept once this checkpoint is complete."""
         with self._lock:
             kept = [*(checkpoint.id for checkpoint in self._kept), number][-self._count :]
-            return sorted([*kept, *self._unknown])
+            return sorted([*kept, *self._unreadable])
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Keep a new one; those that its metadata does not retain go."""
@@ -81,13 +78,13 @@ class Retained:
             self._kept = [*(older for older in self._kept if older.id in retained), checkpoint]
 
     def pins(self, making: Sequence[Manifest]) -> Pins:
-        """What must not be deleted: what these checkpoints need, and those in the making."""
+        """What must not be deleted: what these checkpoints need, and the manifests of those in progress."""
         with self._lock:
             made = pins_of([*self._kept, *self._doomed])
             released = frozenset(self._released)
         epochs = made.epochs.union(*(m.inline_epochs() for m in making))
         files = made.files.union(*(m.files() for m in making))
-        return Pins(epochs, files, released, every_file=bool(self._unknown))
+        return Pins(epochs, files, released, every_file=bool(self._unreadable))
 
     def collected(self, files: Iterable[str]) -> None:
         """A committed manifest lists these files as garbage."""
@@ -97,48 +94,26 @@ class Retained:
     def give_up(self, number: int) -> None:
         """A checkpoint of this run will not be completed. What it has written goes with the next deletions."""
         with self._lock:
-            self._attempts.add(number)
+            self._failed.add(number)
 
     def hurry(self) -> None:
-        """The run ends: what could not be deleted is tried once more, however short ago that was."""
-        self._hurry = True
+        """The run ends: what could not be deleted is tried once more, however recent the last attempt was."""
+        with self._lock:
+            self._hurry = True
 
     def delete_doomed(self) -> None:
-        """Delete what is not kept any more, and try again what could not be deleted before."""
+        """Delete what is no longer kept, and try again what could not be deleted before."""
         with self._lock:
-            doomed, attempts = list(self._doomed), sorted(self._attempts)
-        for number in attempts:
-            if self._tried(number, partial(self._store.abandon, number, self._run)):
+            doomed, failed, at_once = list(self._doomed), sorted(self._failed), self._hurry
+        for number in failed:
+            if self._deletion.abandon(number, at_once):
                 with self._lock:
-                    self._attempts.discard(number)
+                    self._failed.discard(number)
         for number in list(self._leftovers):
-            if self._discarded(number):
+            if self._deletion.discard(number, at_once):
                 self._leftovers.remove(number)
         for checkpoint in doomed:
-            if self._discarded(checkpoint.id):
+            if self._deletion.discard(checkpoint.id, at_once):
                 with self._lock:
                     self._doomed = [other for other in self._doomed if other.id != checkpoint.id]
                     self._released |= checkpoint.files()
-
-    def _discarded(self, number: int) -> bool:
-        """Delete a checkpoint's folder; False if that did not work, or it is too soon to try again."""
-
-        def delete() -> None:
-            self._runs.check(self._run)
-            self._store.discard(number)
-
-        return self._tried(number, delete)
-
-    def _tried(self, number: int, delete: Callable[[], None]) -> bool:
-        now = self._clock.monotonic_ms()
-        if not (self._hurry or self._discards.due(number, now)):
-            return False
-        try:
-            delete()
-        except FencedError:
-            return False
-        except (CairnError, OSError) as error:
-            self._discards.failed(number, error, now)
-            return False
-        self._discards.done(number)
-        return True

@@ -1,4 +1,4 @@
-"""The coordinator's savepoints: one for each request, whoever asks and however often, in this run and in later ones."""
+"""Requests for savepoints: the same request id stands for one savepoint, in this run and in later ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from cairn.coordinator.checkpoint_assembly import completed_info
+from cairn.coordinator.checkpoint_assembly import savepoint_info
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, Pending, SavepointOrder
 from cairn.coordinator.ports import Clock, SavepointRunner, WrittenSavepoint
 from cairn.errors import CairnError, InternalError
@@ -18,7 +18,11 @@ from cairn.storage.checkpoint_store import CheckpointStore
 
 
 class SavepointDesk:
-    """Takes orders, hands them to the one who writes, and knows what came of them."""
+    """Takes orders for savepoints, has them written, and knows what came of each.
+
+    Threads: called from any thread. The orders are guarded by a lock of their own, which is not held while the runner
+    is called; it may be taken with the ledger's lock held, never the other way round.
+    """
 
     def __init__(self, runner: SavepointRunner, store: CheckpointStore, clock: Clock) -> None:
         self._runner = runner
@@ -26,10 +30,10 @@ class SavepointDesk:
         self._clock = clock
         self._lock = threading.Lock()
         self._orders: dict[str, CheckpointRequest] = {}
-        """What was asked for in this run, by the id of the request."""
+        """The requests of this run by their id."""
 
     def take(self, order: SavepointOrder) -> tuple[CheckpointRequest, bool]:
-        """The request for an order, and whether somebody has to see to it: not if it is known, or was met before."""
+        """The request for an order, and whether it is new: not if it is in progress, or was completed before."""
         request = CheckpointRequest(full=True, order=order)
         with self._lock:
             known = self._orders.get(order.request)
@@ -37,42 +41,42 @@ class SavepointDesk:
                 return known, False
             self._orders[order.request] = request
         try:
-            found = self._runner.find(order)
+            written = self._runner.find(order)
         except (CairnError, OSError) as error:
             now = self._clock.now_ms()
             failed = CheckpointInfo(0, CheckpointStatus.FAILED, CheckpointType.SAVEPOINT, now, end_ms=now)
             request.end(msgspec.structs.replace(failed, failure=str(error), reason=FailureReason.FINALIZE))
             return request, False
-        if found is not None:
-            request.end(self._written_before(order, found))
-        return request, found is None
+        if written is not None:
+            request.end(self._written_before(order, written))
+        return request, written is None
 
     def known(self, order: SavepointOrder) -> CheckpointRequest | None:
-        """What was made or is being made under the id of an order; None if nothing was, or it failed."""
+        """The request that is in progress or completed under the id of an order; None if there is none."""
         with self._lock:
             known = self._orders.get(order.request)
         if known is not None and not known.failed:
             return known
-        found = self._runner.find(order)
-        if found is None:
+        written = self._runner.find(order)
+        if written is None:
             return None
-        request = CheckpointRequest(full=True, order=replace(order, drained=found.drained))
-        request.end(self._written_before(order, found))
+        request = CheckpointRequest(full=True, order=replace(order, drained=written.drained))
+        request.end(self._written_before(order, written))
         return request
 
-    def _written_before(self, order: SavepointOrder, found: WrittenSavepoint) -> CheckpointInfo:
-        """What is told of a savepoint that an earlier request with the same id made."""
+    def _written_before(self, order: SavepointOrder, written: WrittenSavepoint) -> CheckpointInfo:
+        """The statistics of a savepoint that an earlier request with the same id made."""
         for info in self._store.history():
-            if info.request == order.request and info.path == found.path:
+            if info.request == order.request and info.path == written.path:
                 return info
         now = self._clock.now_ms()
         return CheckpointInfo(
-            0, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT, now, full=True, epoch=found.epoch, end_ms=now,
-            path=found.path, request=order.request, savepoint_bytes=found.size,
+            0, CheckpointStatus.COMPLETED, CheckpointType.SAVEPOINT, now, full=True, epoch=written.epoch, end_ms=now,
+            path=written.path, request=order.request, savepoint_bytes=written.size,
         )  # fmt: skip
 
     def in_progress(self, pending: Pending) -> CheckpointInfo:
-        """What is told of a checkpoint on its way, with the progress of a savepoint."""
+        """A savepoint in progress, with how many of its parts are written."""
         info = pending.info(CheckpointStatus.IN_PROGRESS)
         if not pending.is_savepoint or not pending.writing:
             return info
@@ -85,14 +89,10 @@ class SavepointDesk:
         self._runner.start(pending.number, manifest, pending.request.order, done)
 
     def complete(self, pending: Pending) -> CheckpointInfo:
-        """Make the savepoint exist. It is its owner's from here on: nothing here ever deletes it."""
+        """Make the savepoint exist. From here on it belongs to its owner: nothing here ever deletes it."""
         if pending.manifest is None:
             raise InternalError(f"savepoint {pending.number} has no cut")
-        written = self._runner.complete(pending.number)
-        info = completed_info(
-            pending, pending.manifest, written.path, self._clock.now_ms(), -1, {}, written.spent, written.sizes
-        )
-        return msgspec.structs.replace(info, savepoint_bytes=written.size)
+        return savepoint_info(pending, pending.manifest, self._runner.complete(pending.number), self._clock.now_ms())
 
     def cancel(self, pending: Pending) -> None:
         self._runner.cancel(pending.number)

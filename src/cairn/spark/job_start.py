@@ -18,7 +18,7 @@ from cairn.config import DEFAULT_DIRECTORY, Settings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.control import CheckpointThread, Control, RunWatch
-from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
+from cairn.coordinator.epoch_loop import EpochLoop, EpochLoopSetup, OperatorPlan
 from cairn.coordinator.epoch_time import TimeKeeper
 from cairn.coordinator.offset_log import LocalOffsets
 from cairn.errors import InvalidInputError
@@ -272,20 +272,22 @@ def _start_run(start: JobStart, recovered: Recovered, settings: Settings, graph:
     coordinator = make_coordinator(context)
     batches = ArrowBatches(job.spark, frame, [plan.uid for plan in context.plans], context.sinks)
     loop = EpochLoop(
-        files=context.steady,
-        identity=recovered.identity,
-        run=recovered.run,
-        operators=context.plans,
-        sinks=context.sinks,
-        cluster=SparkCluster(job.spark, context.acks, readers),
-        offsets=LocalOffsets(spark_folder),
-        settings=settings,
-        current=manifest,
-        compactor=compactor,
-        listener=batches.listening(supervisor.epoch_committed),
-        checkpoints=coordinator,
-        source_names=names,
-        timekeeper=TimeKeeper(context.steady, settings.max_jump_ms, settings.max_downtime_ms, settings.time_reset),
+        EpochLoopSetup(
+            files=context.steady,
+            identity=recovered.identity,
+            run=recovered.run,
+            operators=context.plans,
+            sinks=context.sinks,
+            cluster=SparkCluster(job.spark, context.acks, readers),
+            offsets=LocalOffsets(spark_folder),
+            settings=settings,
+            current=manifest,
+            compactor=compactor,
+            listener=batches.listening(supervisor.epoch_committed),
+            checkpoints=coordinator,
+            source_names=names,
+            timekeeper=TimeKeeper(context.steady, settings.max_jump_ms, settings.max_downtime_ms, settings.time_reset),
+        )
     )
     complete_plan(spark_folder, names, int(time.time() * 1000))
     query = _start_query(job, frame, spark_folder, names, run.guarded(batches.between(loop.run_epoch)))

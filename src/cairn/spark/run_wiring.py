@@ -14,8 +14,8 @@ from cairn.config import Settings
 from cairn.connectors.sink_base import BaseSink
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.checkpoint_statistics import Insight
-from cairn.coordinator.epoch_loop import OperatorPlan
-from cairn.coordinator.ports import JobFacts
+from cairn.coordinator.coordinator_setup import CoordinatorSetup
+from cairn.coordinator.ports import JobFacts, OperatorPlan
 from cairn.errors import CheckpointFailedError
 from cairn.events import CheckpointAborted, CheckpointCompleted, EventBus
 from cairn.job.job_context import JobContext
@@ -75,23 +75,25 @@ def make_coordinator(context: RunContext) -> CheckpointCoordinator:
         )
 
     coordinator = CheckpointCoordinator(
-        settings.checkpoints,
-        store,
-        facts,
-        snapshots,
-        recovered.manifest,
-        intolerable,
-        chance=random.Random(),
-        savepoints=SparkSavepoints(context.spark, files, facts, context.compact_interval, context.background),
-        failover=context.failover,
-        published=output_is_published(files, recovered.manifest),
-        insight=Insight(
-            [(plan.uid, plan.name, plan.parallelism) for plan in context.plans],
-            progress.acknowledged,
-            snapshots.written,
-            progress.alignment,
-            snapshots.spent,
-        ),
+        CoordinatorSetup(
+            settings.checkpoints,
+            store,
+            facts,
+            snapshots,
+            recovered.manifest,
+            intolerable,
+            chance=random.Random(),
+            savepoints=SparkSavepoints(context.spark, files, facts, context.compact_interval, context.background),
+            failover=context.failover,
+            published=output_is_published(files, recovered.manifest),
+            insight=Insight(
+                [(plan.uid, plan.name, plan.parallelism) for plan in context.plans],
+                progress.acknowledged,
+                snapshots.written,
+                progress.alignment,
+                snapshots.spent,
+            ),
+        )
     )
 
     events = coordinator.events

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from cairn.config import Settings
 from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.epoch_loop import EpochLoop, EpochReport, OperatorPlan
+from cairn.coordinator.epoch_loop import EpochLoop, EpochLoopSetup, EpochReport, OperatorPlan
 from cairn.coordinator.epoch_time import time_of
+from cairn.coordinator.manifest_builder import watermark_of
 from cairn.coordinator.offset_log import OffsetEntry
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
@@ -368,30 +369,32 @@ class KeyedProcessHarness:
             self._watermark = max(self._watermark, current.watermark)
             self._time = max(self._time, current.time_ms)
         self.cluster = LocalCluster(self.spec, self._shuffle, self.files)
+        compaction = local_compaction(self.files.root, run.run)
         self._loop = _Loop(
-            files=self.files,
-            identity=identity,
-            run=run,
-            operators=[OperatorPlan(UID, self.spec.name, self.spec.parallelism)],
-            sinks=[self._sink],
-            cluster=self.cluster,
-            offsets=self,
-            settings=self._settings,
-            current=current,
-            compactor=Compactor(
-                local_compaction(self.files.root, run.run), self._settings.compaction_chain, background=False
-            ),
-            listener=self.reports.append,
-        )  # fmt: skip
+            EpochLoopSetup(
+                files=self.files,
+                identity=identity,
+                run=run,
+                operators=[OperatorPlan(UID, self.spec.name, self.spec.parallelism)],
+                sinks=[self._sink],
+                cluster=self.cluster,
+                offsets=self,
+                settings=self._settings,
+                current=current,
+                compactor=Compactor(compaction, self._settings.compaction_chain, background=False),
+                listener=self.reports.append,
+            )
+        )
 
     def read(self, epoch: int) -> OffsetEntry:
         """The harness is its own log of batches."""
         return OffsetEntry(str(epoch), self._watermark, self._time)
 
     def _next_context(self) -> EpochContext:
-        """What the tasks of the next epoch would be told."""
-        moment = time_of(None, self.epoch + 1, self._time, self._loop.current)
-        return self._loop._context(self.epoch + 1, self._watermark, moment)
+        """The context that the tasks of the next epoch would get."""
+        epoch, current = self.epoch + 1, self._loop.current
+        moment = time_of(None, epoch, self._time, current)
+        return self._loop._context(epoch, watermark_of(current, self.read(epoch)), moment)
 
     def _lose_stores(self) -> None:
         for key in [key for key in working_store._resident if key.startswith(self._local)]:

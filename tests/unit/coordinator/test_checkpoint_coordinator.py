@@ -12,8 +12,6 @@ import pytest
 from tests.support.coordinator_lab import World, manifest
 from tests.support.patience import PATIENCE
 
-from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
-from cairn.coordinator.ports import JobFacts
 from cairn.errors import CheckpointFailedError, CorruptFileError, IncompatibleStateError, StorageError
 from cairn.events import CheckpointAborted
 from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, FailureReason
@@ -356,9 +354,7 @@ def test_a_run_that_was_overtaken_takes_and_deletes_no_more(tmp_path: Path) -> N
     old.step()
     new = World(tmp_path)
     assert Runs(new.files).take(2, 0).run == 2
-    new.coordinator = CheckpointCoordinator(
-        new.settings, new.store, JobFacts("job", "Job", 2), new.runner, manifest(0), new.failed.append, new.clock
-    )
+    new.start(manifest(0), run=2)
     new.coordinator.request()
     new.step()
     assert new.store.numbers() == [1]

@@ -11,17 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.coordinator_lab import Clock, Runner, World, manifest
+from tests.support.coordinator_lab import World, manifest
 from tests.support.job_lab import add_run, ended_query, job_context
 from tests.support.patience import PATIENCE
 from typer.testing import CliRunner
 
 from cairn.cli.main import app
-from cairn.config import CheckpointSettings
-from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.checkpoint_statistics import Insight
 from cairn.coordinator.control import CheckpointThread, Control
-from cairn.coordinator.ports import JobFacts
 from cairn.errors import (
     CheckpointFailedError,
     CorruptFileError,
@@ -102,7 +99,7 @@ def test_slow_metadata_holds_up_neither_epochs_nor_requests(tmp_path: Path) -> N
     gate.set()
     thread.join(PATIENCE)
     assert world.store.numbers() == [1], "complete, if late: who is listed can be restored"
-    assert len(world.coordinator._queue) <= 1, "what was due meanwhile did not pile up"
+    assert len(world.coordinator._schedule) <= 1, "what was due meanwhile did not pile up"
 
 
 # D11: listings that lag.
@@ -303,14 +300,10 @@ def test_a_checkpoint_that_cannot_be_deleted_at_the_end_does_not_keep_the_others
 def test_after_a_failover_the_first_trigger_waits_for_the_pause_only(
     tmp_path: Path, min_pause: int, expected: int
 ) -> None:
-    clock = Clock()
-    coordinator = CheckpointCoordinator(
-        CheckpointSettings(incremental=True, interval_ms=1000, min_pause_ms=min_pause),
-        CheckpointStore(LocalFileSystem(str(tmp_path))), JobFacts("job", "Job", 1), Runner(), manifest(0),
-        lambda info: None, clock, failover=True,
-    )  # fmt: skip
+    world = World(tmp_path, interval_ms=1000, min_pause_ms=min_pause)
+    clock, coordinator = world.clock, world.start(manifest(0), failover=True)
     began = clock.now
-    while not coordinator._store.numbers():
+    while not world.store.numbers():
         clock.now += 1
         coordinator.step()
         assert clock.now - began <= 1000
@@ -318,10 +311,10 @@ def test_after_a_failover_the_first_trigger_waits_for_the_pause_only(
     for _ in range(999):
         clock.now += 1
         coordinator.step()
-    assert coordinator._store.numbers() == [1], "from then on an interval lies in between"
+    assert world.store.numbers() == [1], "from then on an interval lies in between"
     clock.now += 1 + min_pause
     coordinator.step()
-    assert coordinator._store.numbers() == [2]
+    assert world.store.numbers() == [2]
 
 
 # What is told while a checkpoint runs.
@@ -337,11 +330,7 @@ def test_acknowledgements_of_a_checkpoint_in_progress(tmp_path: Path) -> None:
         lambda number: written,
         lambda tasks: {"op": 12.5},
     )
-    coordinator = CheckpointCoordinator(
-        world.settings, world.store, JobFacts("job", "Job", 1), world.runner, manifest(0), world.failed.append,
-        world.clock, insight=insight,
-    )  # fmt: skip
-    world.coordinator = coordinator
+    coordinator = world.start(manifest(0), insight=insight)
     coordinator.epoch_began(1, "offsets of 1")
     incremental = coordinator.request()
     world.step()
@@ -374,8 +363,9 @@ def test_the_command_line_asks_the_running_job(tmp_path: Path) -> None:
     world = World(tmp_path / "jobs" / "payments")
     create_identity(world.files, "payments", "Payments", 128)
     Runs(world.files).take(2, int(time.time() * 1000))
+    insight = Insight([("op", "Op", 2)], lambda epoch: [("op", 1, TaskMetrics())])
+    world.start(insight=insight)
     take(world, 0)
-    world.coordinator._insight = Insight([("op", "Op", 2)], lambda epoch: [("op", 1, TaskMetrics())])
     world.coordinator.epoch_began(1, "offsets of 1")
     world.coordinator.request()
     world.step()

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.coordinator_lab import World, manifest
 
-from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
-from cairn.coordinator.checkpoint_statistics import Insight, by_subtask, operator_stats
-from cairn.coordinator.ports import JobFacts
+from cairn.coordinator.checkpoint_statistics import Insight, Measurements, by_subtask, operator_stats
 from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import OperatorState, TaskMetrics
 from cairn.view import job_documents
@@ -54,7 +52,7 @@ def test_a_task_that_ended_before_the_trigger_did_its_work_for_the_checkpoint_al
 def test_a_subtask_has_acknowledged_when_its_snapshot_is_written() -> None:
     operator = OperatorState("op", "op", 1, "k string", [], [])
     tasks = [("op", 0, TaskMetrics(rows_in=5, began_ms=1_010, ended_ms=1_050))]
-    (subtask,) = operator_stats(operator, 128, tasks, 1_000, True, 400.0, 0).subtasks
+    (subtask,) = operator_stats(operator, 128, Measurements(tasks, 1_000, True, 400.0, 0)).subtasks
     assert (subtask.ack_ms, subtask.async_ms) == (1_450, 400.0)
 
 
@@ -64,10 +62,7 @@ def test_each_subtask_has_the_time_of_its_own_snapshot(tmp_path: Path) -> None:
     assert by_subtask({}, "op", 1, 128) == {("op", 0): 0.0}, "nothing was written for it"
     world = World(tmp_path)
     insight = Insight(spent=lambda number: {("op", 0): 70.0, ("op", 1): 20.0})
-    world.coordinator = CheckpointCoordinator(
-        world.settings, world.store, JobFacts("job", "Job", 1), world.runner, None, world.failed.append,
-        world.clock, insight=insight,
-    )  # fmt: skip
+    world.start(insight=insight)
     world.commit(0)
     request = world.coordinator.request(full=True)
     world.step()

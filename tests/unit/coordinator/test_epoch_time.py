@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,12 @@ class Job(KeyedProcessHarness):
 
     def _start(self) -> None:
         super()._start()
-        self._loop._timekeeper = TimeKeeper(
-            self.files, DAY, 90 * DAY, self.reset, lambda: self.clock.wall, lambda: self.clock.passed
+        self.keep_time(
+            TimeKeeper(self.files, DAY, 90 * DAY, self.reset, lambda: self.clock.wall, lambda: self.clock.passed)
         )
+
+    def keep_time(self, keeper: TimeKeeper) -> None:
+        self._loop._setup = replace(self._loop._setup, timekeeper=keeper)
 
     def epoch_now(self, *rows: Any, planned: int | None = None) -> list[str]:
         """An epoch that Spark plans now, or has planned earlier; returns what it put out."""
@@ -170,7 +174,7 @@ def test_a_start_after_years_is_refused_and_the_option_accepts_it(job: Job, cloc
     ):
         job.epoch_now(("a", 2))
     job.started_again()
-    job._loop._timekeeper = TimeKeeper(job.files, DAY, 3 * YEAR, now=lambda: clock.wall, elapsed=lambda: clock.passed)
+    job.keep_time(TimeKeeper(job.files, DAY, 3 * YEAR, now=lambda: clock.wall, elapsed=lambda: clock.passed))
     job.epoch_now(("a", 2))
     assert time_of(job) == clock.wall
 

@@ -187,7 +187,7 @@ def test_a_stop_finishes_an_epoch_whose_output_is_not_published_yet(tmp_path: Pa
     """After a crash between commit and publication Spark asks for the epoch again, which must pass the shut gate."""
     world = World(tmp_path)
     world.commit(3)
-    world.coordinator._published = False
+    world.coordinator._cuts.published = False
     gate = EpochGate()
     rolled_forward = []
 

@@ -165,7 +165,7 @@ def test_nothing_is_drained_for_a_savepoint_that_exists(tmp_path: Path) -> None:
     info, ended = stopped(world, EpochGate(), order, loop)
     assert (info.epoch, ended) == (3, [True]), "no epoch came since: the job is at the savepoint"
     world.commit(4)
-    world.start(world.coordinator._current)  # a later run finds it, too
+    world.start(world.coordinator._cuts.current)  # a later run finds it, too
     threading.Thread(target=stream, daemon=True).start()
     error, ended = stopped(world, gate, order, loop)
     gate.end(5)

@@ -12,8 +12,6 @@ import pytest
 from tests.support import coordinator_lab as coordinating
 from tests.support.epoch_lab import EPOCHS, World
 
-from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
-from cairn.coordinator.ports import JobFacts
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError
 from cairn.job.retention import discard_all
 from cairn.model.manifest import Manifest
@@ -61,7 +59,7 @@ def test_a_commit_under_a_name_that_retention_has_freed_is_neither_published_nor
         publish(old._manifests, manifest)
 
     monkeypatch.setattr(old._manifests, "publish", stalled)
-    sink: Any = old._sinks[0]
+    sink: Any = old._setup.sinks[0]
     monkeypatch.setattr(sink, "commit", lambda data, epoch: pytest.fail("published by a run that was overtaken"))
     with pytest.raises(FencedError):
         old.run_epoch(EPOCHS[0], 0)
@@ -337,10 +335,7 @@ def test_checkpoints_that_a_run_discards_at_its_end_are_none_for_a_run_that_star
 def test_no_checkpoint_is_cut_at_an_epoch_whose_output_is_not_published_yet(tmp_path: Path) -> None:
     """A restore from it would begin after that epoch, and nobody would ever publish the output."""
     world = coordinating.World(tmp_path)
-    world.coordinator = CheckpointCoordinator(
-        world.settings, world.store, JobFacts("job", "Job", 2), world.runner, coordinating.manifest(0),
-        world.failed.append, world.clock, published=False,
-    )  # fmt: skip
+    world.start(coordinating.manifest(0), run=2, published=False)
     request = world.coordinator.request()
     world.step()
     assert not request.ended

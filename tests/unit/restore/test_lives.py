@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def test_a_dropped_operator_that_comes_back_starts_empty(backend: str, keep: boo
     with ledger(backend) as lab:
         for _ in range(12):
             run(lab, ("x", 5), ("y", 1))
-        lab._loop._operators = []  # a run without the operator, whose state was dropped on request
+        lab._loop._setup = replace(lab._loop._setup, operators=[])  # its state was dropped on request
+        lab._loop._builder = replace(lab._loop._builder, operators=[])
         lab.cluster.run = lambda rows: []  # type: ignore[method-assign]
         lab.run_epoch()
         lab.run_epoch()
@@ -205,7 +207,7 @@ class Silent(Staged):
 
 def test_a_committed_epoch_is_published_by_its_own_kind_of_sink() -> None:
     with ledger("hashmap") as lab:
-        lab._loop._sinks = [Staged()]
+        lab._loop._setup = replace(lab._loop._setup, sinks=[Staged()])
         lab._loop.stop_at = "committed"
         with pytest.raises(keyed_harness._Stopped):
             lab._loop.run_epoch([], 0)

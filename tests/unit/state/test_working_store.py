@@ -314,7 +314,8 @@ def test_a_straggler_of_an_older_run_is_refused(disk_lab: Lab) -> None:
 
 
 def test_a_missing_file_of_the_chain_stops_the_job_and_its_return_heals_it(lab: Lab, tmp_path: Path) -> None:
-    lab._settings = lab._loop._settings = replace(lab._settings, inline_threshold=0)
+    lab._settings = replace(lab._settings, inline_threshold=0)
+    lab._loop._setup = replace(lab._loop._setup, settings=lab._settings)
     for number in range(3):
         write(lab, number)
     files = sorted((Path(lab.files.root) / "shared").rglob("*.state"))

@@ -11,7 +11,8 @@ from cairn.api.sinks import FileSink
 from cairn.config import Settings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor, ranges_of
-from cairn.coordinator.epoch_loop import EpochLoop, OperatorPlan
+from cairn.coordinator.coordinator_setup import CoordinatorSetup
+from cairn.coordinator.epoch_loop import EpochLoop, EpochLoopSetup, OperatorPlan
 from cairn.coordinator.offset_log import LocalOffsets
 from cairn.coordinator.ports import JobFacts
 from cairn.errors import CairnError, FencedError
@@ -171,26 +172,36 @@ class Driver:
         background = SimulatedBackground(self.world, self)
         savepoints = SparkSavepoints(SimulatedSpark(), files, facts, COMPACT_INTERVAL, background)  # type: ignore[arg-type]
         coordinator = CheckpointCoordinator(
-            self.settings.checkpoints, store, facts, SimulatedSnapshots(self), recovered.manifest,
-            self._intolerable, clock=system.SimulatedClock(), savepoints=savepoints,
-            published=output_is_published(files, recovered.manifest),  # type: ignore[arg-type]
-        )  # fmt: skip
+            CoordinatorSetup(
+                self.settings.checkpoints,
+                store,
+                facts,
+                SimulatedSnapshots(self),
+                recovered.manifest,
+                self._intolerable,
+                clock=system.SimulatedClock(),
+                savepoints=savepoints,
+                published=output_is_published(files, recovered.manifest),  # type: ignore[arg-type]
+            )
+        )
         coordinator.events.subscribe(CheckpointCompleted, lambda event: self.world.counters.add("checkpoints"))
         manifest = recovered.manifest
         folder = f"{self.job.root}/{manifest.spark if manifest is not None else layout.SPARK}"
         loop = EpochLoop(
-            files=steady,
-            identity=recovered.identity,
-            run=recovered.run,
-            operators=[OperatorPlan(UID, "Totals", self.parallelism)],
-            sinks=[sink],
-            cluster=SimulatedCluster(self.world, self, steady, self.parallelism),
-            offsets=LocalOffsets(folder),
-            settings=self.settings,
-            current=manifest,
-            compactor=Compactor(self.merge, self.settings.compaction_chain),
-            checkpoints=coordinator,
-            source_names=[SOURCE],
+            EpochLoopSetup(
+                files=steady,
+                identity=recovered.identity,
+                run=recovered.run,
+                operators=[OperatorPlan(UID, "Totals", self.parallelism)],
+                sinks=[sink],
+                cluster=SimulatedCluster(self.world, self, steady, self.parallelism),
+                offsets=LocalOffsets(folder),
+                settings=self.settings,
+                current=manifest,
+                compactor=Compactor(self.merge, self.settings.compaction_chain),
+                checkpoints=coordinator,
+                source_names=[SOURCE],
+            )
         )
         return coordinator, loop, folder
 
