@@ -18,7 +18,7 @@ from tests.support.patience import PATIENCE
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
 from cairn.restore.damage import damage
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.storage.chain_merge import compact
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
@@ -39,7 +39,7 @@ def stored_counts(files: LocalFileSystem, checkpoint: Checkpoint) -> dict[str, i
     """The state `count` of the oracle in a checkpoint, by key."""
     manifest = checkpoint.manifest
     operator = manifest.operators[0]
-    state_files = StateFiles(files, manifest)
+    state_files = ChainFiles(files, manifest)
     specs = {spec.name: spec for spec in operator.states}
     groups = KeyGroupRange(0, manifest.max_parallelism - 1)
     counts: dict[str, int] = {}

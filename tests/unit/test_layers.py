@@ -285,7 +285,7 @@ LARGE_CLASSES: set[str] = {
     "connectors/kafka.py: KafkaSink",
     "model/types.py: Types",
     "runtime/keyed_operator.py: ProcessOperator",
-    "runtime/operator_state.py: OperatorStates",
+    "runtime/operator_state.py: TaskOperatorStateStore",
     "runtime/windowing/window_operator.py: WindowOperator",
     "runtime/windowing/window_operator.py: _View",
     "runtime/windowing/window_state.py: WindowMap",

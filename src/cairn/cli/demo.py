@@ -313,7 +313,7 @@ def read_back(place: Path, expected_rows: int) -> DemoOutcome:
 def stored_state(place: Path) -> dict[str, dict[str, int]]:
     """The job's state by name and user, from the files that the newest manifest names."""
     from cairn.model.keygroups import KeyGroupRange
-    from cairn.state.section_changes import StateFiles
+    from cairn.state.section_changes import ChainFiles
     from cairn.storage.chain_merge import compact
     from cairn.storage.filesystem import LocalFileSystem
     from cairn.storage.manifest_store import ManifestStore
@@ -323,7 +323,7 @@ def stored_state(place: Path) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {"total": {}, "count": {}}
     if manifest is None or (operator := manifest.operator(OPERATOR)) is None:
         return found
-    opener = StateFiles(files, manifest)
+    opener = ChainFiles(files, manifest)
     everything = KeyGroupRange(0, manifest.max_parallelism - 1)
     specs = {spec.name: spec for spec in operator.states}
     for _, sections in compact(lambda h: opener.open(OPERATOR, h), operator.chain, everything, specs, manifest.time_ms):

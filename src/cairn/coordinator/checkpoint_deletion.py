@@ -23,7 +23,7 @@ LONGEST_PAUSE_MS = 600_000
 
 
 @dataclass
-class _Retry:
+class _Pause:
     again_ms: int
     pause_ms: int
 
@@ -39,7 +39,7 @@ class CheckpointDeletion:
         self._run = run
         self._clock = clock
         self._runs = Runs(store.files)
-        self._retries: dict[int, _Retry] = {}
+        self._retries: dict[int, _Pause] = {}
 
     def discard(self, number: int, at_once: bool) -> bool:
         """Delete a checkpoint; False if that failed, or it is too soon to try again and not wanted `at_once`."""
@@ -72,7 +72,7 @@ class CheckpointDeletion:
     def _failed(self, number: int, why: Exception, now_ms: int) -> None:
         retry = self._retries.get(number)
         pause = FIRST_PAUSE_MS if retry is None else min(2 * retry.pause_ms, LONGEST_PAUSE_MS)
-        self._retries[number] = _Retry(now_ms + pause, pause)
+        self._retries[number] = _Pause(now_ms + pause, pause)
         level = logging.WARNING if retry is None else logging.DEBUG
         _log.log(
             level, "cannot delete checkpoint %d, which is not needed any more (tried again later): %s", number, why

@@ -12,7 +12,7 @@ from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.snapshots.snapshot import Snapshot
 from cairn.snapshots.verification import verify_savepoint
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
@@ -46,7 +46,7 @@ def damage(files: FileSystem, manifest: Manifest, thorough: bool = False, checkp
     storage fails, which is no damage.
     """
     chains = [(operator.uid, handle) for operator in manifest.operators for handle in operator.chain]
-    check = _FileCheck(files, StateFiles(files, manifest), thorough, checkpoint)
+    check = _FileCheck(files, ChainFiles(files, manifest), thorough, checkpoint)
     if len(chains) < MANY_FILES:
         first = next(filter(None, (check.problem(uid, handle) for uid, handle in chains)), "")
     else:  # a check waits for the storage and takes hardly any CPU
@@ -60,7 +60,7 @@ class _FileCheck:
     """Checks the state files of one manifest, or of one checkpoint, which holds the bytes of inlined state itself."""
 
     files: FileSystem
-    state_files: StateFiles
+    state_files: ChainFiles
     thorough: bool
     checkpoint: Checkpoint | None
 
@@ -101,7 +101,7 @@ def _inlined_damage(
                     f"{where} is the manifest of another job, {holder.job_id!r} (incarnation {holder.incarnation}; "
                     f"this job: {manifest.incarnation}), and epoch {manifest.epoch} needs state of this job's"
                 )
-            state_files = StateFiles(files, holder)
+            state_files = ChainFiles(files, holder)
             for uid, handle in chains:
                 if not handle.path and handle.epoch == epoch:
                     file = state_files.open(uid, handle)

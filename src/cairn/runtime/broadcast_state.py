@@ -11,15 +11,15 @@ from cairn.model.manifest import EpochContext
 from cairn.model.output_tags import OutputTag, check_tag
 from cairn.runtime.broadcast_maps import ReadOnlyMap
 from cairn.runtime.keyed_operator import ElementContext, TaskTimerService
-from cairn.runtime.operator_state import OperatorStates
+from cairn.runtime.operator_state import TaskOperatorStateStore
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
 
 
-class BroadcastStates:
+class TaskBroadcastStates:
     """The broadcast states of an operator: those that `stream.broadcast(...)` was given."""
 
-    def __init__(self, uid: str, declared: Sequence[MapStateDescriptor], states: OperatorStates) -> None:
+    def __init__(self, uid: str, declared: Sequence[MapStateDescriptor], states: TaskOperatorStateStore) -> None:
         self._uid = uid
         self._declared = {descriptor.name: descriptor for descriptor in declared}
         self._states = states
@@ -50,7 +50,7 @@ class BroadcastStates:
         return view
 
 
-class _Times:
+class _TaskTimes:
     """The times of an epoch."""
 
     _context: EpochContext
@@ -62,10 +62,10 @@ class _Times:
         return self._context.seen_watermark
 
 
-class WriteContext(_Times):
+class WriteContext(_TaskTimes):
     """`Context` of `process_broadcast_element`."""
 
-    def __init__(self, states: BroadcastStates, context: EpochContext) -> None:
+    def __init__(self, states: TaskBroadcastStates, context: EpochContext) -> None:
         self._states = states
         self._context = context
         self.aside: list[Any] = []
@@ -90,11 +90,16 @@ class PlainReadContext(WriteContext):
         return self._states.view_of(state_descriptor)
 
 
-class KeyedReadContext(ElementContext, _Times):
+class KeyedReadContext(ElementContext, _TaskTimes):
     """`ReadOnlyContext` and `OnTimerContext` with a key."""
 
     def __init__(
-        self, slots: KeySlots, codec: KeyCodec, timers: TaskTimerService, states: BroadcastStates, context: EpochContext
+        self,
+        slots: KeySlots,
+        codec: KeyCodec,
+        timers: TaskTimerService,
+        states: TaskBroadcastStates,
+        context: EpochContext,
     ) -> None:
         super().__init__(slots, codec, timers)
         self._states = states

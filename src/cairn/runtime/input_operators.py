@@ -19,7 +19,7 @@ from cairn.model.manifest import EpochContext
 from cairn.model.output_tags import OutputTag, check_tag
 from cairn.model.rows import row_class
 from cairn.runtime.batches import INPUT_COLUMN, SLICE_ROWS, event_times, row_columns
-from cairn.runtime.broadcast_state import BroadcastStates, KeyedReadContext, PlainReadContext, WriteContext
+from cairn.runtime.broadcast_state import KeyedReadContext, PlainReadContext, TaskBroadcastStates, WriteContext
 from cairn.runtime.keyed_operator import InputSpec, ProcessOperator, TaskRuntimeContext
 from cairn.runtime.map_functions import NOT_KEYED
 from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
@@ -195,7 +195,7 @@ class BroadcastOperator(ProcessOperator):
         self._inputs = TwoInputs(
             InputSpec(spec.columns, spec.event_time, spec.bare_in), spec.second, len(spec.key_types)
         )
-        self._broadcast = BroadcastStates(spec.uid, spec.broadcast, self.operator_states)
+        self._broadcast = TaskBroadcastStates(spec.uid, spec.broadcast, self.operator_states)
         self._writing = WriteContext(self._broadcast, self._context)
         self._element = self._reading()
         self._writing.aside = self._element.aside

@@ -51,7 +51,7 @@ from cairn.state.key_slots import KeySlots
 from cairn.storage.state_file import Section
 
 if TYPE_CHECKING:
-    from cairn.runtime.operator_state import History, OperatorStates
+    from cairn.runtime.operator_state import History, TaskOperatorStateStore
 
 OUTPUT_BYTES = 16 << 20
 MOST_LAST_TIMERS = 10_000_000
@@ -191,7 +191,7 @@ class ProcessOperator:
         self.fired = 0
         runtime = self.runtime_context(spec, subtask, attempt, registry, context.parameters)
         self._history = history
-        self._operator_states: OperatorStates | None = None
+        self._operator_states: TaskOperatorStateStore | None = None
         if history is not None and history.deals:
             self.operator_states  # noqa: B018 - takes over what other subtasks had, whether it is asked for or not
         self._prepare()
@@ -209,14 +209,14 @@ class ProcessOperator:
         """What other kinds of operators make before the function is opened."""
 
     @property
-    def operator_states(self) -> OperatorStates:
+    def operator_states(self) -> TaskOperatorStateStore:
         """The operator state of this subtask."""
         if self._operator_states is None:
-            from cairn.runtime.operator_state import OperatorStates
+            from cairn.runtime.operator_state import TaskOperatorStateStore
 
             if self._history is None:
                 raise InternalError(f"operator '{self._spec.uid}': nobody said where its operator state is")
-            self._operator_states = OperatorStates(self._registry, self._history)
+            self._operator_states = TaskOperatorStateStore(self._registry, self._history)
         return self._operator_states
 
     def _initialize_state(self, function: CheckpointedFunction, runtime: TaskRuntimeContext) -> None:

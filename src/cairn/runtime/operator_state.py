@@ -29,7 +29,7 @@ from cairn.state import codec
 from cairn.state.key_slots import KeySlots
 from cairn.state.list_state import ListStateHandle, ListTable, segment_elements
 from cairn.state.map_state import MapTable, map_state
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.storage.chain_merge import merged
 from cairn.storage.state_file import Section
 
@@ -42,7 +42,7 @@ class History:
     """What a task starts from: the operator as it is stored, and where its files are."""
 
     operator: OperatorState | None
-    files: StateFiles
+    files: ChainFiles
     subtask: int
     parallelism: int
     max_parallelism: int
@@ -86,7 +86,7 @@ class OwnList(ListTable):
         return super().drain()
 
 
-class OperatorStates:
+class TaskOperatorStateStore:
     """`OperatorStateStore` of one subtask."""
 
     def __init__(self, registry: StateRegistry, history: History) -> None:
@@ -326,7 +326,7 @@ def even_split(totals: Mapping[str, int], parallelism: int) -> dict[str, list[tu
 class InitializationContext:
     """`FunctionInitializationContext`."""
 
-    def __init__(self, states: OperatorStates, history: History, keyed: Any) -> None:
+    def __init__(self, states: TaskOperatorStateStore, history: History, keyed: Any) -> None:
         self._states = states
         self._history = history
         self._keyed = keyed
@@ -337,7 +337,7 @@ class InitializationContext:
     def get_restored_checkpoint_id(self) -> int | None:
         return self._history.epoch if self._history.operator is not None else None
 
-    def get_operator_state_store(self) -> OperatorStates:
+    def get_operator_state_store(self) -> TaskOperatorStateStore:
         return self._states
 
     def get_keyed_state_store(self) -> Any:

@@ -24,9 +24,9 @@ from cairn.model.types import DataType
 from cairn.state.key_slots import KeySlots
 from cairn.state.list_state import ListStateHandle, ListTable
 from cairn.state.map_state import MapTable, map_state
-from cairn.state.state_table import StateTable
+from cairn.state.state_table import TaskTable
 from cairn.state.timers import TimerTable
-from cairn.state.value_state import AggregatingState, ReducingState, ValueTable, value_state
+from cairn.state.value_state import AggregatingStateHandle, ReducingStateHandle, ValueTable, value_state
 from cairn.state.working_store import WorkingStore
 from cairn.storage.state_file import ARROW_STORAGE, Section, grouped_table
 
@@ -43,7 +43,7 @@ class StateRegistry:
         self.store = store
         self._context = context
         self._stored = {spec.name: spec for spec in stored}
-        self._tables: dict[str, StateTable | VectorTable] = {}
+        self._tables: dict[str, TaskTable | VectorTable] = {}
         self._handles: dict[str, Any] = {}
         self.specs: dict[str, StateSpec] = dict(self._stored)
         self.timers = {
@@ -61,7 +61,7 @@ class StateRegistry:
         handle: Any
         if isinstance(descriptor, ListStateDescriptor):
             of_list = ListTable(*arguments, epoch=self._context.epoch)
-            table: StateTable = of_list
+            table: TaskTable = of_list
             handle = ListStateHandle(of_list)
         elif isinstance(descriptor, MapStateDescriptor):
             table = of_map = MapTable(*arguments)
@@ -69,9 +69,9 @@ class StateRegistry:
         else:
             table = of_value = ValueTable(*arguments)
             if isinstance(descriptor, ReducingStateDescriptor):
-                handle = ReducingState(of_value, descriptor)
+                handle = ReducingStateHandle(of_value, descriptor)
             elif isinstance(descriptor, AggregatingStateDescriptor):
-                handle = AggregatingState(of_value, descriptor)
+                handle = AggregatingStateHandle(of_value, descriptor)
             else:
                 handle = value_state(of_value)
         if table.ttl is not None and self._context.time_reset_ms:
@@ -92,12 +92,12 @@ class StateRegistry:
         table = self._tables[name] = VectorTable(name, dtype, self.slots, self.store)
         return table
 
-    def add(self, spec: StateSpec, table: StateTable) -> None:
+    def add(self, spec: StateSpec, table: TaskTable) -> None:
         """Take in a table that was made elsewhere: its changes are drained with all others."""
         self._tables[spec.name] = table
         self.specs[spec.name] = spec
 
-    def table(self, name: str) -> StateTable | VectorTable:
+    def table(self, name: str) -> TaskTable | VectorTable:
         return self._tables[name]
 
     def check(self, spec: StateSpec) -> None:
@@ -122,7 +122,7 @@ class StateRegistry:
         )
 
     def drain(self) -> list[Section]:
-        tables: list[StateTable | VectorTable | TimerTable] = [*self._tables.values(), *self.timers.values()]
+        tables: list[TaskTable | VectorTable | TimerTable] = [*self._tables.values(), *self.timers.values()]
         sections = [section for section in (table.drain() for table in tables) if section is not None]
         for section in sections:
             if section.kind == "timer":

@@ -30,7 +30,7 @@ from cairn.runtime.state_registry import StateRegistry
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.state.working_store import open_store
 from cairn.storage import layout, state_file
 from cairn.storage.filesystem import FileSystem, open_filesystem
@@ -193,7 +193,7 @@ def history_of(
     """What the operator state of a subtask starts from."""
     return History(
         operator=manifest.operator(spec.uid) if manifest is not None else None,
-        files=StateFiles(files, manifest),
+        files=ChainFiles(files, manifest),
         subtask=subtask,
         parallelism=spec.parallelism,
         max_parallelism=spec.max_parallelism,

@@ -8,7 +8,7 @@ import msgspec
 
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact, write_snapshot
 from cairn.storage.filesystem import open_filesystem
@@ -30,7 +30,7 @@ def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list
     groups = KeyGroupRange(first, last)
     handles = [handle for handle in operator.chain if handle.groups.intersects(groups)]
     writer = writer_of(files, uid, run)
-    state_files = StateFiles(files, None, writer.incarnation)
+    state_files = ChainFiles(files, None, writer.incarnation)
     specs = {spec.name: spec for spec in operator.states}
     made = []
     for covered, sections in compact(lambda handle: state_files.open(uid, handle), handles, groups, specs, time_ms):

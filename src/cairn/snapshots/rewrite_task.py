@@ -19,7 +19,7 @@ from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.runtime.operator_state import without_waiting
 from cairn.state.expiry import alive
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.state.type_conversion import Conversion
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import layout
@@ -101,7 +101,7 @@ def _rewritten(
 def _opener(work: RewriteWork, uid: str) -> Callable[[StateHandle], StateFile]:
     files = open_filesystem(work.source_dir)
     checkpoint = CheckpointStore(files).load(work.checkpoint)
-    state_files = StateFiles(files, None, checkpoint.manifest.incarnation)
+    state_files = ChainFiles(files, None, checkpoint.manifest.incarnation)
 
     def opened(handle: StateHandle) -> StateFile:
         if handle.path:

@@ -26,7 +26,7 @@ from cairn.model.savepoint_records import SavepointOperator, StateTable, TableFi
 from cairn.runtime.operator_state import without_waiting
 from cairn.state.codec import KeyCodec
 from cairn.state.expiry import alive
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import chain_merge, layout
 from cairn.storage.chain_merge import compact, groups_of, write_snapshot
@@ -152,10 +152,10 @@ def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
     files = open_filesystem(work.job_dir)
     if not work.checkpoint:
         identity = load_identity(files)
-        own_files = StateFiles(files, None, identity.incarnation if identity is not None else "")
+        own_files = ChainFiles(files, None, identity.incarnation if identity is not None else "")
         return lambda handle: own_files.open(uid, handle)
     checkpoint = CheckpointStore(files).load(work.checkpoint)
-    state_files = StateFiles(files, None, checkpoint.manifest.incarnation)
+    state_files = ChainFiles(files, None, checkpoint.manifest.incarnation)
 
     def opened(handle: StateHandle) -> StateFile:
         if handle.path:

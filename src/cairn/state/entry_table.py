@@ -7,10 +7,10 @@ from typing import Any
 
 from cairn.state import codec
 from cairn.state.key_slots import no_current_key
-from cairn.state.state_table import StateTable
+from cairn.state.state_table import TaskTable
 
 
-class EntryTable(StateTable):
+class EntryTable(TaskTable):
     """Base of map and list tables: many entries per slot, stored one by one."""
 
     kind: str

@@ -18,7 +18,7 @@ from cairn.storage.state_file import Section, StateFile
 from cairn.storage.state_owner import Place
 
 
-class StateFiles:
+class ChainFiles:
     """Opens the files that handles name: memory-mapped where they lie on this host, read whole elsewhere.
 
     Every file is compared with the handle that names it (`storage/state_owner.py`). Without a manifest `incarnation`

@@ -43,7 +43,7 @@ class Ttl:
         return (time if time <= self.clock else self.reset) + self.length <= self.clock
 
 
-class StateTable(ABC):
+class TaskTable(ABC):
     """One registered state of a task: its declaration and its changes in this epoch."""
 
     def __init__(

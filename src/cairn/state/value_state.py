@@ -12,11 +12,11 @@ from cairn.errors import StateMisuseError
 from cairn.model.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from cairn.model.functions import none_returned
 from cairn.state.key_slots import NO_SLOT, no_current_key
-from cairn.state.state_table import StateTable
+from cairn.state.state_table import TaskTable
 from cairn.storage.state_file import Section, grouped_table
 
 
-class ValueTable(StateTable):
+class ValueTable(TaskTable):
     """One value per slot. Slots are read in bulk, all that are pending, when the first of them is touched.
 
     A slot has changed if its value is another object than the one that was read, or if it is marked as dirty.
@@ -150,7 +150,7 @@ def value_state(table: ValueTable) -> PlainValueState | CodedValueState:
     return PlainValueState(table)
 
 
-class ReducingState:
+class ReducingStateHandle:
     """`ReducingState`: the first value is stored itself, later ones are combined with what is there."""
 
     def __init__(self, table: ValueTable, descriptor: ReducingStateDescriptor) -> None:
@@ -171,7 +171,7 @@ class ReducingState:
         self._state.clear()
 
 
-class AggregatingState:
+class AggregatingStateHandle:
     """`AggregatingState`: what is stored is the accumulator."""
 
     def __init__(self, table: ValueTable, descriptor: AggregatingStateDescriptor) -> None:

@@ -40,7 +40,7 @@ from cairn.state import codec
 from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
 from cairn.state.local_stores import note_owner
 from cairn.state.memory_backend import MemoryBackend
-from cairn.state.section_changes import StateFiles, changes_of
+from cairn.state.section_changes import ChainFiles, changes_of
 from cairn.state.store_folder import FolderLock, StoreFolder, own_folder
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact
@@ -264,7 +264,7 @@ def open_store(
     base = os.path.join(stores, uid, f"{backend_name}-{groups.start}-{groups.end}")
     chain = [h for h in (operator.chain if operator is not None else ()) if h.groups.intersects(groups)]
     report = StoreReport()
-    opener = _Opener(kind, base, context, uid, groups, manifest, operator, chain, StateFiles(files, manifest), report)
+    opener = _Opener(kind, base, context, uid, groups, manifest, operator, chain, ChainFiles(files, manifest), report)
     values = opener.open(VALUES)
     try:
         if operator is not None and any(spec.has_entries for spec in operator.states):
@@ -304,7 +304,7 @@ class _Opener:
         manifest: Manifest | None,
         operator: OperatorState | None,
         chain: Sequence[StateHandle],
-        state_files: StateFiles,
+        state_files: ChainFiles,
         report: StoreReport,
     ) -> None:
         self.kind = kind

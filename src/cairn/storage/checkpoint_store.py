@@ -48,7 +48,7 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     return checkpoint
 
 
-class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
+class CheckpointTotals(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many checkpoints and savepoints of a job have ended, by how they did."""
 
     completed: int = 0
@@ -57,14 +57,14 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
     def ended(self) -> int:
         return self.completed + self.failed
 
-    def plus(self, info: CheckpointInfo) -> Totals:
+    def plus(self, info: CheckpointInfo) -> CheckpointTotals:
         done = info.status is CheckpointStatus.COMPLETED
-        return Totals(self.completed + int(done), self.failed + int(not done))
+        return CheckpointTotals(self.completed + int(done), self.failed + int(not done))
 
-    def at_least(self, found: Sequence[CheckpointInfo]) -> Totals:
+    def at_least(self, found: Sequence[CheckpointInfo]) -> CheckpointTotals:
         """Not fewer than those whose statistics are there."""
         done = sum(1 for info in found if info.status is CheckpointStatus.COMPLETED)
-        return Totals(max(self.completed, done), max(self.failed, len(found) - done))
+        return CheckpointTotals(max(self.completed, done), max(self.failed, len(found) - done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class _Facts:
     retained: list[int] | None
 
 
-class _Counted(msgspec.Struct, frozen=True):
-    totals: Totals = Totals()
+class _CountedInfo(msgspec.Struct, frozen=True):
+    totals: CheckpointTotals = CheckpointTotals()
 
 
-def _read_history(data: bytes) -> tuple[CheckpointInfo, Totals]:
-    return msgspec.json.decode(data, type=CheckpointInfo), msgspec.json.decode(data, type=_Counted).totals
+def _read_history(data: bytes) -> tuple[CheckpointInfo, CheckpointTotals]:
+    return msgspec.json.decode(data, type=CheckpointInfo), msgspec.json.decode(data, type=_CountedInfo).totals
 
 
 class CheckpointStore:
@@ -89,11 +89,11 @@ class CheckpointStore:
     def __init__(self, files: FileSystem, history_kept: int = HISTORY_KEPT) -> None:
         self.files = files
         self._history_kept = history_kept
-        self._remembered: dict[str, tuple[CheckpointInfo, Totals]] = {}
+        self._remembered: dict[str, tuple[CheckpointInfo, CheckpointTotals]] = {}
         """Files of the history that were read already; they never change."""
         self._last: tuple[tuple[list[str], set[int]], list[CheckpointInfo]] | None = None
         """The newest answer of `history`, and what it was made from."""
-        self._totals: Totals | None = None
+        self._totals: CheckpointTotals | None = None
         """Of all checkpoints that ended, as this store has counted on; None until it has."""
         self._identity: JobIdentity | None = None
         self._facts: dict[int, _Facts | None] = {}
@@ -294,14 +294,16 @@ class CheckpointStore:
         except (CairnError, OSError) as error:
             _log.warning("the statistics of checkpoint %d could not be kept: %s", info.id, error)
 
-    def totals(self, before: int | None = None) -> Totals:
+    def totals(self, before: int | None = None) -> CheckpointTotals:
         """How many checkpoints and savepoints have ended in the job's life, also those whose statistics are gone.
 
         Each file of the history has the count up to itself. One that was written without is counted as it is found.
         With `before`, only numbers below it are: that one has just ended and is not to be counted yet.
         """
         found = [info for info in self.history() if before is None or info.id < before]
-        told = max((totals for _, totals in self._remembered.values()), key=Totals.ended, default=Totals())
+        told = max(
+            (totals for _, totals in self._remembered.values()), key=CheckpointTotals.ended, default=CheckpointTotals()
+        )
         return told.at_least(found)
 
     def history(self) -> list[CheckpointInfo]:

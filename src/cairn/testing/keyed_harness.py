@@ -34,7 +34,7 @@ from cairn.model.state_names import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.model.types import DataType
 from cairn.runtime.keyed_operator import OperatorSpec, Timings
 from cairn.runtime.operator_kinds import PROCESS, operator_kind
-from cairn.runtime.operator_state import OperatorStates
+from cairn.runtime.operator_state import TaskOperatorStateStore
 from cairn.runtime.state_registry import StateRegistry
 from cairn.runtime.task import history_of
 from cairn.state import codec, working_store
@@ -339,7 +339,7 @@ class KeyedProcessHarness:
             context = self._next_context()
             with self._store_of(subtask, context) as registry:
                 history = history_of(self.spec, subtask, self._loop.current, context, self.files)
-                handle = OperatorStates(registry, history).stored_handle(name)
+                handle = TaskOperatorStateStore(registry, history).stored_handle(name)
                 if handle is None:
                     raise NotFoundError(f"no operator state '{name}' is stored")
                 found.append(dict(handle.items()) if hasattr(handle, "items") else list(handle.get()))

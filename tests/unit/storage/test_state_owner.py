@@ -16,7 +16,7 @@ from cairn.errors import CorruptFileError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.restore.damage import MANY_FILES, damage
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.storage import state_file
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
@@ -43,7 +43,7 @@ def chain_of(folder: Path) -> list[StateHandle]:
 def owners(folder: Path, manifest: Manifest | None = None) -> list[StateOwner | None]:
     """The owners of all state that the newest manifest needs, read through the handles."""
     manifest = manifest or newest(folder)
-    files = StateFiles(LocalFileSystem(str(folder)), manifest)
+    files = ChainFiles(LocalFileSystem(str(folder)), manifest)
     return [files.open(op.uid, handle).owner for op in manifest.operators for handle in op.chain]
 
 
@@ -193,7 +193,7 @@ def without_owners(folder: Path) -> Manifest:
     for operator in manifest.operators:
         chain = []
         for handle in operator.chain:
-            file = StateFiles(files, manifest).open(operator.uid, handle)
+            file = ChainFiles(files, manifest).open(operator.uid, handle)
             data, checksum = state_file.encode(file.read(info) for info in file.sections)
             assert checksum == handle.checksum
             (folder / handle.path).write_bytes(data)
@@ -280,8 +280,8 @@ def test_the_start_of_a_job_with_thousands_of_files_finds_the_two_that_changed_p
     manifest = newest(tmp_path)
     writer = Writer(manifest.job_id, manifest.incarnation, UID, 1)
     (first,) = chain_of(tmp_path)
-    section = [StateFiles(files, manifest).open(UID, first).read(info) for info in
-               StateFiles(files, manifest).open(UID, first).sections]  # fmt: skip
+    section = [ChainFiles(files, manifest).open(UID, first).read(info) for info in
+               ChainFiles(files, manifest).open(UID, first).sections]  # fmt: skip
     chain = []
     (tmp_path / "shared" / UID).mkdir(exist_ok=True, parents=True)
     for number in range(4000):

@@ -47,7 +47,7 @@ from cairn import (
     WindowSerializer,
 )
 from cairn.model.ddl import parse_type
-from cairn.state.section_changes import StateFiles
+from cairn.state.section_changes import ChainFiles
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.testing import WindowHarness, window_harness
 
@@ -375,7 +375,7 @@ def test_the_state_of_windows_goes_through_the_tables_of_savepoints() -> None:
         key_columns = [("user", parse_type("string"))]
         seen = set()
         for handle in operator.chain:
-            file = StateFiles(harness.files, manifest).open(operator.uid, handle)
+            file = ChainFiles(harness.files, manifest).open(operator.uid, handle)
             for info in file.sections:
                 section = file.read(info)
                 data = section.data.filter(section.data.column("value").is_valid())
