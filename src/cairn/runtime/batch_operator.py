@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +17,11 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.model.types import DataType
 from cairn.runtime.batches import KeyedChunk
-from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator, Timings
+from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator
 from cairn.runtime.lossless_casts import cast_exactly
 from cairn.runtime.state_registry import StateRegistry, VectorTable
-from cairn.state.codec import KeyCodec
+from cairn.runtime.subtask_setup import SubtaskSetup
 from cairn.storage.state_file import ARROW_STORAGE
-
-if TYPE_CHECKING:
-    from cairn.runtime.operator_state import History
 
 _STORED_AS_NUMBERS = {
     "boolean": pa.bool_(), "date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"),
@@ -111,14 +108,11 @@ def _fitted(array: pa.Array, dtype: DataType, wanted: pa.DataType) -> pa.Array:
 class BatchOperator(ProcessOperator):
     """Runs a function `fn(batch, ctx) -> batch` over the chunks of one epoch."""
 
-    def __init__(
-        self, spec: OperatorSpec, codec: KeyCodec, registry: StateRegistry, context: EpochContext,
-        subtask: int, attempt: int, timings: Timings, history: History | None = None,
-    ) -> None:  # fmt: skip
-        call: Callable[[pa.RecordBatch, BatchContext], Any] = spec.function
+    def __init__(self, setup: SubtaskSetup) -> None:
+        call: Callable[[pa.RecordBatch, BatchContext], Any] = setup.spec.function
         self._call = call
-        row_wise = replace(spec, function=KeyedProcessFunction())  # has open() and close(), and is given no row
-        super().__init__(row_wise, codec, registry, context, subtask, attempt, timings, history)
+        row_wise = replace(setup.spec, function=KeyedProcessFunction())  # has open() and close(), and is given no row
+        super().__init__(replace(setup, spec=row_wise))
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         since = time.perf_counter()
@@ -126,7 +120,7 @@ class BatchOperator(ProcessOperator):
         since = self._timings.add("decode", since)
         with self._explained("process_batch()"):
             rows = batch.select(range(len(self._spec.columns))).rename_columns(list(self._spec.columns))
-            result = self._call(rows, BatchContext(chunk, self._registry, self._spec, self._context))
+            result = self._call(rows, BatchContext(chunk, self._setup.registry, self._spec, self._setup.context))
         since = self._timings.add("user", since)
         if result is not None:
             checked = self._output.check(result)

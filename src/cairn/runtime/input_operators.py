@@ -23,6 +23,7 @@ from cairn.runtime.broadcast_state import KeyedReadContext, PlainReadContext, Ta
 from cairn.runtime.keyed_operator import InputSpec, ProcessOperator, TaskRuntimeContext
 from cairn.runtime.map_functions import NOT_KEYED
 from cairn.runtime.operator_kinds import BROADCAST, CO, PLAIN
+from cairn.runtime.subtask_setup import SubtaskSetup
 
 
 class UnkeyedTimerService:
@@ -85,7 +86,7 @@ class UnkeyedOperator(ProcessOperator):
     runtime_context = UnkeyedRuntimeContext
 
     def _make_element(self) -> Any:
-        return UnkeyedContext(UnkeyedTimerService(self._spec.uid, self._context))
+        return UnkeyedContext(UnkeyedTimerService(self._spec.uid, self._setup.context))
 
     def fire_timers(self, after_rows: bool = False) -> Iterator[pa.RecordBatch]:
         yield from ()
@@ -168,7 +169,7 @@ class CoOperator(ProcessOperator):
                 if result is not None:
                     extends[number](result)
         except Exception as error:
-            better = self.explain(f"process_element{number + 1}()", error)
+            better = self._explained.explain(f"process_element{number + 1}()", error)
             if better is None:
                 raise
             raise better from error
@@ -185,9 +186,9 @@ class UnkeyedCoOperator(CoOperator, UnkeyedOperator):
 class BroadcastOperator(ProcessOperator):
     """Runs a `KeyedBroadcastProcessFunction`. The rows come in order: all broadcast ones before all others."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.operator_states.gate.open = False  # from now on for broadcast elements only
+    def __init__(self, setup: SubtaskSetup) -> None:
+        super().__init__(setup)
+        self._lifecycle.operator_states.gate.open = False  # from now on for broadcast elements only
 
     def _prepare(self) -> None:
         spec = self._spec
@@ -195,13 +196,15 @@ class BroadcastOperator(ProcessOperator):
         self._inputs = TwoInputs(
             InputSpec(spec.columns, spec.event_time, spec.bare_in), spec.second, len(spec.key_types)
         )
-        self._broadcast = TaskBroadcastStates(spec.uid, spec.broadcast, self.operator_states)
-        self._writing = WriteContext(self._broadcast, self._context)
+        self._broadcast = TaskBroadcastStates(spec.uid, spec.broadcast, self._lifecycle.operator_states)
+        self._writing = WriteContext(self._broadcast, self._setup.context)
         self._element = self._reading()
         self._writing.aside = self._element.aside
 
     def _reading(self) -> Any:
-        return KeyedReadContext(self._slots, self._codec, self._timer_service, self._broadcast, self._context)
+        return KeyedReadContext(
+            self._slots, self._setup.codec, self._timer_service, self._broadcast, self._setup.context
+        )
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         everywhere = self._inputs.numbers(batch) == 1
@@ -218,7 +221,7 @@ class BroadcastOperator(ProcessOperator):
         call: Callable[..., Any] = self._function.process_broadcast_element  # type: ignore[attr-defined]
         extend = self._collector(outputs, call)
         context = self._writing
-        gate = self.operator_states.gate
+        gate = self._lifecycle.operator_states.gate
         gate.open = True
         with self._explained("process_broadcast_element()"):
             for start in range(0, batch.num_rows, SLICE_ROWS):
@@ -256,7 +259,7 @@ class UnkeyedBroadcastOperator(BroadcastOperator, UnkeyedOperator):
     """Runs a `BroadcastProcessFunction`."""
 
     def _reading(self) -> Any:
-        return PlainReadContext(self._broadcast, self._context)
+        return PlainReadContext(self._broadcast, self._setup.context)
 
 
 KINDS: dict[tuple[str, bool], type[ProcessOperator]] = {

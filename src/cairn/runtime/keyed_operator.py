@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
 from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cairn.errors import (
-    CairnError,
-    InternalError,
     InvalidInputError,
     StateMisuseError,
     UserFunctionError,
@@ -34,45 +30,27 @@ from cairn.model.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from cairn.model.functions import CheckpointListener, KeyedProcessFunction, TimeDomain
-from cairn.model.manifest import NO_WATERMARK, EpochContext
+from cairn.model.functions import KeyedProcessFunction, TimeDomain
+from cairn.model.manifest import NO_WATERMARK
 from cairn.model.output_tags import OutputTag, check_tag
-from cairn.model.process_functions import CheckpointedFunction
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import SLICE_ROWS, KeyedChunk, event_times, joined, row_columns
+from cairn.runtime.explained_errors import Explainer
+from cairn.runtime.function_lifecycle import FunctionLifecycle
 from cairn.runtime.operator_spec import InputSpec as InputSpec
 from cairn.runtime.operator_spec import OperatorSpec as OperatorSpec
 from cairn.runtime.state_registry import StateRegistry
+from cairn.runtime.subtask_setup import SubtaskSetup
 from cairn.runtime.tagged_outputs import output_builder
 from cairn.runtime.timer_service import TaskTimerService as TaskTimerService
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
 from cairn.storage.state_file import Section
 
-if TYPE_CHECKING:
-    from cairn.runtime.operator_state import History, TaskOperatorStateStore
-
 OUTPUT_BYTES = 16 << 20
 MOST_LAST_TIMERS = 10_000_000
 """How many timers may fire in one sweep at the end of event time before they are taken for endless."""
-
-
-@dataclass(slots=True)
-class Timings:
-    """Milliseconds by step, for `--profile`."""
-
-    spent: dict[str, float] = field(default_factory=dict)
-
-    def add(self, step: str, since: float) -> float:
-        now = time.perf_counter()
-        self.spent[step] = self.spent.get(step, 0.0) + (now - since) * 1000
-        return now
-
-    def move(self, source: str, target: str, millis: float) -> None:
-        """Count for another step what a step did on its behalf."""
-        self.spent[source] = max(0.0, self.spent.get(source, 0.0) - millis)
-        self.spent[target] = self.spent.get(target, 0.0) + millis
 
 
 class TaskRuntimeContext(PyFlinkNames):
@@ -172,75 +150,35 @@ class ProcessOperator:
 
     runtime_context = TaskRuntimeContext
 
-    def __init__(
-        self, spec: OperatorSpec, codec: KeyCodec, registry: StateRegistry, context: EpochContext,
-        subtask: int, attempt: int, timings: Timings, history: History | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, setup: SubtaskSetup) -> None:
+        spec = setup.spec
+        self._setup = setup
         self._spec = spec
-        self._codec = codec
-        self._registry = registry
-        self._slots = registry.slots
-        self._context = context
-        self._subtask = subtask
-        self._timings = timings
+        self._slots = setup.registry.slots
+        self._timings = setup.timings
+        self._explained = Explainer(setup)
         self._function: KeyedProcessFunction = spec.function
-        self._timer_service = TaskTimerService(registry, context)
+        self._timer_service = TaskTimerService(setup.registry, setup.context)
         self._element = self._make_element()
-        self._output = output_builder(spec.uid, spec.output, spec.bare_out, spec.tagged, spec.sides, subtask)
+        self._output = output_builder(spec.uid, spec.output, spec.bare_out, spec.tagged, spec.sides, setup.subtask)
         self._row: Callable[[Any], Any] = itemgetter(0) if spec.bare_in else row_class(spec.columns)
         self.fired = 0
-        runtime = self.runtime_context(spec, subtask, attempt, registry, context.parameters)
-        self._history = history
-        self._operator_states: TaskOperatorStateStore | None = None
-        if history is not None and history.deals:
-            self.operator_states  # noqa: B018 - takes over what other subtasks had, whether it is asked for or not
+        runtime = self.runtime_context(spec, setup.subtask, setup.attempt, setup.registry, setup.context.parameters)
+        self._lifecycle = FunctionLifecycle(self._function, setup, self._explained)
         self._prepare()
-        if isinstance(self._function, CheckpointedFunction):
-            self._initialize_state(self._function, runtime)
-        with self._explained("open()"):
-            self._function.open(runtime)
-        if isinstance(self._function, CheckpointListener):
-            self._tell_of_checkpoints(self._function)
+        self._lifecycle.open(runtime)
 
     def _make_element(self) -> Any:
-        return ElementContext(self._slots, self._codec, self._timer_service)
+        return ElementContext(self._slots, self._setup.codec, self._timer_service)
 
     def _prepare(self) -> None:
         """What other kinds of operators make before the function is opened."""
-
-    @property
-    def operator_states(self) -> TaskOperatorStateStore:
-        """The operator state of this subtask."""
-        if self._operator_states is None:
-            from cairn.runtime.operator_state import TaskOperatorStateStore
-
-            if self._history is None:
-                raise InternalError(f"operator '{self._spec.uid}': nobody said where its operator state is")
-            self._operator_states = TaskOperatorStateStore(self._registry, self._history)
-        return self._operator_states
-
-    def _initialize_state(self, function: CheckpointedFunction, runtime: TaskRuntimeContext) -> None:
-        from cairn.runtime.operator_state import InitializationContext
-
-        states = self.operator_states
-        assert self._history is not None
-        with self._explained("initialize_state()"):
-            function.initialize_state(InitializationContext(states, self._history, runtime))
-
-    def _tell_of_checkpoints(self, function: CheckpointListener) -> None:
-        for number, complete in self._context.notices:
-            if complete:
-                with self._explained("notify_checkpoint_complete()"):
-                    function.notify_checkpoint_complete(number)
-            else:
-                with self._explained("notify_checkpoint_aborted()"):
-                    function.notify_checkpoint_aborted(number)
 
     def fire_last_timers(self) -> Iterator[pa.RecordBatch]:
         """In the last epoch of a drained job, after its rows: fire what is left of event time, until nothing is."""
         before = -1
         self._timer_service.end_rows()
-        while self._context.end_of_time and self.fired != before:
+        while self._setup.context.end_of_time and self.fired != before:
             before = self.fired
             yield from self.fire_timers(after_rows=True)
 
@@ -251,8 +189,9 @@ class ProcessOperator:
         element = self._element
         on_timer = self._function.on_timer
         extend = self._collector(outputs, on_timer)
+        context = self._setup.context
         reached = self._timer_service.current_watermark()
-        due = ((TimeDomain.EVENT_TIME, reached), (TimeDomain.PROCESSING_TIME, self._context.time_ms))
+        due = ((TimeDomain.EVENT_TIME, reached), (TimeDomain.PROCESSING_TIME, context.time_ms))
         for domain, now in due:
             if now == NO_WATERMARK or (after_rows and domain is TimeDomain.PROCESSING_TIME):
                 continue
@@ -265,9 +204,9 @@ class ProcessOperator:
 
             element._domain = domain
             with self._explained("on_timer()"):
-                most = MOST_LAST_TIMERS if self._context.end_of_time else 0
-                every = self._context.fire_all and domain is TimeDomain.PROCESSING_TIME
-                self.fired += self._registry.timers[domain].fire(now, call, after_rows, most, every)
+                most = MOST_LAST_TIMERS if context.end_of_time else 0
+                every = context.fire_all and domain is TimeDomain.PROCESSING_TIME
+                self.fired += self._setup.registry.timers[domain].fire(now, call, after_rows, most, every)
         element._domain = None
         element.time = None
         self._timings.add("timers", since)
@@ -288,7 +227,7 @@ class ProcessOperator:
             try:
                 outputs = self._process_slice(batch.slice(start, SLICE_ROWS), slots[start : start + SLICE_ROWS])
             except InvalidInputError as error:
-                better = self.explain("the rows", error)
+                better = self._explained.explain("the rows", error)
                 if better is None:
                     raise
                 raise better from error
@@ -310,7 +249,7 @@ class ProcessOperator:
     def _keyed(self, batch: pa.RecordBatch) -> KeyedChunk:
         """A chunk with its keys; what is wrong with a key is told with the operator."""
         with self._explained("the key"):
-            return KeyedChunk(batch, self._spec.key_columns, self._codec, self._slots)
+            return KeyedChunk(batch, self._spec.key_columns, self._setup.codec, self._slots)
 
     def _process_slice(self, batch: pa.RecordBatch, key_slots: np.ndarray[Any, Any]) -> list[Any]:
         since = time.perf_counter()
@@ -375,85 +314,16 @@ class ProcessOperator:
         return batch
 
     def close(self) -> None:
-        """After the last row: let the function put its operator state down, and close it."""
-        if isinstance(self._function, CheckpointedFunction):
-            from cairn.runtime.operator_state import SnapshotContext
-
-            told = SnapshotContext(self._context.epoch, self._context.time_ms)
-            self._silently(self._function.snapshot_state, told)
-        self._silently(self._function.close)
-
-    def _silently(self, method: Callable[..., Any], *given: Any) -> None:
-        """Call a method that comes when the output of the epoch is complete: what it puts out would be lost."""
-        where = f"{method.__name__}()"
-        with self._explained(where):
-            result = method(*given)
-        if self._element.aside or isinstance(result, (Iterator, list, tuple)):
-            raise UserFunctionError(
-                f"operator '{self._spec.uid}': {where} cannot put anything out, neither by ctx.output nor by yield or "
-                "return: it is called when the output of the epoch is complete. Put it out in process_element or "
-                "on_timer, or keep it in state until the next epoch."
-            )
+        """After the last row: let the function snapshot its operator state, and close it."""
+        self._lifecycle.close(self._element.aside)
 
     def drain(self) -> list[Section]:
         """The changes of the epoch."""
         with self._explained("state"):
-            if self._operator_states is not None:
-                self._operator_states.settle()
-            return self._registry.drain()
+            self._lifecycle.settle()
+            return self._setup.registry.drain()
 
     def abandon(self) -> None:
-        """Close the function after a failure, which is what the user must hear of, not what this may raise."""
+        """Close the function after a failure."""
         self._slots.current[0] = None
-        with suppress(Exception):
-            self._function.close()
-
-    def _explained(self, where: str) -> _Explained:
-        return _Explained(self, where)
-
-    def explain(self, where: str, error: BaseException) -> CairnError | None:
-        """The error to raise instead of one that came out of user code."""
-        slot = self._slots.current[0]
-        at = f"operator '{self._spec.uid}', subtask {self._subtask}, epoch {self._context.epoch}"
-        if isinstance(error, CairnError) and error.message.startswith(at):
-            return None  # explained where it was raised
-        from cairn.runtime.user_errors import facts_of, failed_row, location, noted, raised
-
-        known = {"uid": self._spec.uid, "subtask": self._subtask, "epoch": self._context.epoch}
-        shown = self._context.show_values
-        row = failed_row(error) if shown else ""
-        row = f" The row: {row}." if row else ""
-        if slot is not None:
-            at += f", key {self._codec.decode(self._slots.keys[slot][2:])!r:.200}"
-        if isinstance(error, CairnError):
-            if isinstance(error, UserFunctionError) and f"operator '{self._spec.uid}'" in error.message:
-                return None
-            # What cairn's own errors say is shown in any case, and so is the way to them.
-            facts = {**known, **facts_of(error, show_values=True), **error.facts} if location(error) else error.facts
-            return noted(type(error)(f"{at}: {error.message}{location(error)}{row and '.'}{row}", **facts))
-        return noted(
-            UserFunctionError(
-                f"{at}: {where} raised {raised(error, shown)}.{row} The last committed epoch is intact.",
-                **known,
-                **facts_of(error, show_values=shown),
-            )
-        )
-
-
-class _Explained:
-    """Turns what user code raises into an error that says where it happened."""
-
-    __slots__ = ("_operator", "_where")
-
-    def __init__(self, operator: ProcessOperator, where: str) -> None:
-        self._operator = operator
-        self._where = where
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
-            better = self._operator.explain(self._where, error)
-            if better is not None:
-                raise better from error
+        self._lifecycle.abandon()

@@ -11,8 +11,8 @@ is; until then only its own list counts for those who come together after the ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,69 +21,15 @@ import pyarrow.compute as pc
 from cairn.errors import InvalidInputError
 from cairn.model.ddl import parse_type
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
-from cairn.model.keygroups import KeyGroupRange, key_group_range
-from cairn.model.manifest import BROADCAST, LIST, OPERATOR_KINDS, UNION, OperatorState, StateSpec
+from cairn.model.manifest import BROADCAST, LIST, OPERATOR_KINDS, UNION, StateSpec
 from cairn.runtime.broadcast_maps import Gate, GuardedMap
 from cairn.runtime.state_registry import StateRegistry
-from cairn.state import codec
+from cairn.runtime.subtask_shares import History, OwnList, SubtaskShares, stored_elements
 from cairn.state.key_slots import KeySlots
-from cairn.state.list_state import ListStateHandle, ListTable, segment_elements
-from cairn.state.map_state import MapTable, map_state
-from cairn.state.section_changes import ChainFiles
-from cairn.storage.chain_merge import merged
+from cairn.state.list_state import ListStateHandle
+from cairn.state.map_state import map_state
+from cairn.state.map_table import MapTable
 from cairn.storage.state_file import Section
-
-WAITING = b"\x00"
-"""What follows the key of a subtask where a union lies that waits for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What a task starts from: the operator as it is stored, and where its files are."""
-
-    operator: OperatorState | None
-    files: ChainFiles
-    subtask: int
-    parallelism: int
-    max_parallelism: int
-    restarted: bool
-    """The stored epoch was committed by another run than this one, or made by a restore."""
-    epoch: int
-
-    @property
-    def rescaled(self) -> bool:
-        return self.operator is not None and self.operator.parallelism != self.parallelism
-
-    @property
-    def groups(self) -> KeyGroupRange:
-        return key_group_range(self.subtask, self.parallelism, self.max_parallelism)
-
-    @property
-    def deals(self) -> bool:
-        """This epoch deals out what is stored, whether the function asks for it or not."""
-        kinds = {spec.kind for spec in self.operator.states} if self.operator is not None else set()
-        return (self.rescaled and not kinds.isdisjoint(OPERATOR_KINDS)) or (self.restarted and UNION in kinds)
-
-    @property
-    def own_key(self) -> bytes:
-        return self.groups.start.to_bytes(2, "big")
-
-    def old_key(self, old_subtask: int) -> bytes:
-        """The key that stood for a subtask at the stored parallelism."""
-        assert self.operator is not None
-        return key_group_range(old_subtask, self.operator.parallelism, self.max_parallelism).start.to_bytes(2, "big")
-
-
-class OwnList(ListTable):
-    """A list of a subtask. Most functions write the whole list at the end of every epoch: only a change is stored."""
-
-    given = False
-    """The list came from other subtasks and must be stored under this one's key."""
-
-    def drain(self) -> Section | None:
-        if self.cleared == {0} and not self.given and _stored_elements(self, 0) == self.added.get(0, []):
-            return None
-        return super().drain()
 
 
 class TaskOperatorStateStore:
@@ -95,6 +41,7 @@ class TaskOperatorStateStore:
         self._slots = KeySlots()
         self._slots.add(pa.array([history.own_key], pa.binary()))
         self._slots.current[0] = 0
+        self._shares = SubtaskShares(registry, history, self._slots)
         self._handles: dict[str, Any] = {}
         self.gate = Gate()
         """Open while the function may change broadcast state."""
@@ -160,26 +107,26 @@ class TaskOperatorStateStore:
         history = self._history
         old = history.operator.parallelism if history.operator is not None else 0
         lists = {name: spec for name, spec in sorted(self._stored.items()) if spec.kind == LIST}
-        elements = {name: self._everything(spec) for name, spec in lists.items()}
+        elements = {name: self._shares.everything(spec) for name, spec in lists.items()}
         shares = even_split({name: len(found) for name, found in elements.items()}, history.parallelism)
         for name, spec in lists.items():
             start, end = shares[name][history.subtask]
             self._make(_descriptor_of(spec), spec)
-            self._give_list(spec, elements[name][start:end])
+            self._shares.give_list(spec, elements[name][start:end])
         for spec in self._stored.values():
             if spec.kind == BROADCAST:
                 self._make(_descriptor_of(spec), spec)
-                copies = self._rows_of_all(spec)
-                self._give_map(spec, copies.get(history.old_key(history.subtask % old), []), copies)
+                copies = self._shares.rows_of_all(spec)
+                self._shares.give_map(spec, copies.get(history.old_key(history.subtask % old), []), copies)
 
     def _take_union(self, spec: StateSpec) -> None:
         """The function asks for a union list: give it what waits, or has yet to be united."""
         if spec.name in self._to_unite:
             self._to_unite.remove(spec.name)
-            self._give_list(spec, self._everything(spec))
+            self._shares.give_list(spec, self._shares.everything(spec))
             return
-        table, slot = self._list(spec), self._waiting_slot()
-        waiting = _stored_elements(table, slot)
+        table, slot = self._shares.list_of(spec), self._shares.waiting_slot()
+        waiting = stored_elements(table, slot)
         if waiting:
             table.given = True
             table.cleared.update((0, slot))
@@ -191,78 +138,19 @@ class TaskOperatorStateStore:
         for name in sorted(self._to_unite):
             spec = self._stored[name]
             self._make(_descriptor_of(spec), spec)
-            table, slot = self._list(spec), self._waiting_slot()
-            union = self._everything(spec)
-            own = _stored_elements(table, 0)
+            table, slot = self._shares.list_of(spec), self._shares.waiting_slot()
+            union = self._shares.everything(spec)
+            own = stored_elements(table, 0)
             if history.rescaled:  # no list is that of a subtask any more: each keeps a share, so that all are kept once
                 start, end = even_split({name: len(union)}, history.parallelism)[name][history.subtask]
                 own = union[start:end]
-                self._give_list(spec, own)
+                self._shares.give_list(spec, own)
             if union == own:
                 union = []
-            if union != _stored_elements(table, slot) or slot in table.cleared:
+            if union != stored_elements(table, slot) or slot in table.cleared:
                 table.cleared.add(slot)
                 table.added[slot] = union
         self._to_unite.clear()
-
-    def _waiting_slot(self) -> int:
-        return int(self._slots.add(pa.array([self._history.own_key + WAITING], pa.binary()))[0])
-
-    def _list(self, spec: StateSpec) -> OwnList:
-        table = self._registry.table(spec.name)
-        assert isinstance(table, OwnList)
-        return table
-
-    def _give_list(self, spec: StateSpec, elements: Sequence[Any]) -> None:
-        table = self._list(spec)
-        table.given = True
-        table.cleared.add(0)
-        table.cleared.update(self._stale(self._rows_of_all(spec)))
-        table.added[0] = list(elements)
-
-    def _give_map(self, spec: StateSpec, rows: Sequence[tuple[bytes, Any]], copies: Mapping[bytes, Any]) -> None:
-        table = self._registry.table(spec.name)
-        assert isinstance(table, MapTable)
-        for slot in (0, *self._stale(copies)):
-            table.clear(slot)
-        keys = codec.stored_entries(table.key_type.storage, [entry for entry, _ in rows])
-        for key, (_, value) in zip(keys, rows, strict=True):
-            table.write(0, key, value)
-
-    def _stale(self, parts: Mapping[bytes, Any]) -> list[int]:
-        """Slots of what is stored under other keys of this subtask's range, and must go."""
-        mine = self._history.groups
-        stale = [key for key in parts if mine.contains(_group(key)) and key != self._history.own_key]
-        return [int(slot) for slot in self._slots.add(pa.array(stale, pa.binary()))] if stale else []
-
-    def _everything(self, spec: StateSpec) -> list[Any]:
-        """The elements of every subtask's list, in the order of subtasks. What waits is a copy of those."""
-        parts = [rows for key, rows in self._rows_of_all(spec).items() if not is_waiting(key)]
-        return [element for rows in parts for _, body in rows for element in segment_elements(body)]
-
-    def _rows_of_all(self, spec: StateSpec) -> dict[bytes, list[tuple[bytes, Any]]]:
-        """Entry and value of everything that is stored of a state, by key, in the order of subtasks."""
-        operator = self._history.operator
-        tables = []
-        for handle in operator.chain if operator is not None else ():
-            file = self._history.files.open(self._registry.uid, handle)
-            tables += [file.read(info).data for info in file.sections if info.table == spec.name]
-        parts: dict[bytes, list[tuple[bytes, Any]]] = {}
-        if tables:
-            rows = merged(tables, entries=True)
-            columns = (rows.column(name).to_pylist() for name in ("key", "entry", "value"))
-            for key, entry, value in zip(*columns, strict=True):
-                parts.setdefault(key, []).append((entry, value))
-        return parts
-
-
-def _group(key: bytes) -> int:
-    return int.from_bytes(key[:2], "big")
-
-
-def is_waiting(key: bytes) -> bool:
-    """Whether a stored key of operator state is that of a union that waits."""
-    return key[2:] == WAITING
 
 
 def without_waiting(section: Section, spec: StateSpec) -> Section:
@@ -271,10 +159,6 @@ def without_waiting(section: Section, spec: StateSpec) -> Section:
         return section
     lengths = pc.binary_length(section.data.column("key"))
     return replace(section, data=section.data.filter(pc.equal(lengths, 2)))
-
-
-def _stored_elements(table: OwnList, slot: int) -> list[Any]:
-    return [element for _, raw in table.stored(slot) for element in segment_elements(table.split(raw)[1])]
 
 
 def spec_of_operator_state(uid: str, descriptor: Any, kind: str) -> StateSpec:

@@ -23,7 +23,8 @@ from cairn.model.state_names import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.model.types import DataType
 from cairn.state.key_slots import KeySlots
 from cairn.state.list_state import ListStateHandle, ListTable
-from cairn.state.map_state import MapTable, map_state
+from cairn.state.map_state import map_state
+from cairn.state.map_table import MapTable
 from cairn.state.state_table import TaskTable
 from cairn.state.timers import TimerTable
 from cairn.state.value_state import AggregatingStateHandle, ReducingStateHandle, ValueTable, value_state

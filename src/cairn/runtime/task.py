@@ -23,15 +23,15 @@ from cairn.model.ddl import parse_type, same_keys
 from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import EpochContext, Manifest, StateHandle, TaskAck, TaskMetrics
 from cairn.runtime.batches import check_groups, chunks, subtask_of_batch
-from cairn.runtime.keyed_operator import OperatorSpec, Timings
 from cairn.runtime.operator_kinds import operator_kind
-from cairn.runtime.operator_state import History
+from cairn.runtime.operator_spec import OperatorSpec
 from cairn.runtime.state_registry import StateRegistry
-from cairn.state.backend import load_backend
+from cairn.runtime.subtask_setup import SubtaskSetup, Timings
+from cairn.runtime.subtask_shares import History
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
 from cairn.state.section_changes import ChainFiles
-from cairn.state.working_store import open_store
+from cairn.state.working_store import StoreRequest, open_store
 from cairn.storage import layout, state_file
 from cairn.storage.filesystem import FileSystem, open_filesystem
 from cairn.storage.manifest_store import ManifestStore
@@ -106,17 +106,15 @@ def _run(
         )
 
     # 2. working store
-    store = open_store(load_backend(spec.backend), spec.backend, context, spec.uid, groups, manifest, files)
+    store = open_store(StoreRequest(spec.backend, spec.uid, groups, context, manifest, files))
     since = timings.add("store", since)
     try:
         # 3. timers and rows
         slots = KeySlots()
         stored = operator_state.states if operator_state is not None else []
         registry = StateRegistry(spec.uid, slots, store, stored, context)
-        operator = operator_kind(spec)(
-            spec, codec, registry, context, subtask, attempt, timings,
-            history_of(spec, subtask, manifest, context, files),
-        )  # fmt: skip
+        history = history_of(spec, subtask, manifest, context, files)
+        operator = operator_kind(spec)(SubtaskSetup(spec, codec, registry, context, subtask, attempt, timings, history))
         rows_in = rows_out = bytes_in = 0
         try:
             for output in operator.fire_timers():

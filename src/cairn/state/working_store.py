@@ -25,38 +25,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cairn.errors import CorruptFileError, EpochFailedError
 from cairn.logs import get_logger
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import DEFER_EPOCHS, EpochContext, Manifest, OperatorState, StateHandle
 from cairn.model.types import Storage
-from cairn.state import codec
-from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges
+from cairn.state.backend import DamagedStoreError, Put, StateBackend, TableChanges, load_backend
 from cairn.state.local_stores import note_owner
 from cairn.state.memory_backend import MemoryBackend
 from cairn.state.section_changes import ChainFiles, changes_of
+from cairn.state.store_copy import StoreCopy
 from cairn.state.store_folder import FolderLock, StoreFolder, own_folder
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.manifest_store import Runs
-from cairn.storage.state_file import ARROW_STORAGE, Section, SectionInfo, StateFile
+from cairn.storage.state_file import Section, SectionInfo, StateFile
 
 _log = get_logger("cairn.state")
 _DEFER_ROWS = 2_000_000
 _LAYER_ROWS = 512
-_FEW_ROWS = 64
 _LOAD_ROWS = 200_000
 VALUES = "values"
 ENTRIES = "entries"
 
-_T = TypeVar("_T")
 
 _resident: dict[str, StateBackend] = {}
 """Backends that live in this worker process only, by folder."""
@@ -71,144 +66,6 @@ class StoreReport:
     failures: list[str] = field(default_factory=list)
     read_ms: float = 0.0
     """Time spent in bulk reads of values."""
-
-
-class StoreCopy:
-    """One backend at a known version, with the deltas that are read through before it, oldest first."""
-
-    def __init__(
-        self, backend: StateBackend, layers: Sequence[Section], folder: StoreFolder | None, lock: FolderLock | None
-    ) -> None:
-        self._backend = backend
-        self._folder = folder
-        self._lock = lock
-        self._layers: dict[str, list[pa.Table]] = {}
-        for section in layers:
-            if section.data.num_rows:
-                self._layers.setdefault(section.table, []).append(section.data.combine_chunks())
-
-    def values(self, table: str, keys: pa.Array, storage: Storage, ttl: bool) -> tuple[pa.Array, pa.Array | None]:
-        """Values (null where unset) and, with TTL, their times, newest layer first, the backend for the rest."""
-        layers = self._layers.get(table, [])
-        if len(keys) + sum(layer.num_rows for layer in layers) <= _FEW_ROWS:
-            return self._few_values(table, layers, keys.to_pylist(), storage, ttl)
-        parts: list[pa.Array] = []
-        stamps: list[pa.Array] = []
-        places = np.full(len(keys), -1, dtype=np.int64)
-        wanted = np.arange(len(keys))
-        offset = 0
-        for layer in reversed(layers):
-            if not len(wanted):
-                break
-            asked = keys if len(wanted) == len(keys) else keys.take(pa.array(wanted))
-            found = _rows_of_keys(asked, layer.column("key").chunk(0))
-            missing = found < 0
-            places[wanted] = np.where(missing, -1, found + offset)
-            parts.append(layer.column("value").chunk(0))
-            if ttl:
-                stamps.append(layer.column("time").chunk(0))
-            offset += layer.num_rows
-            wanted = wanted[missing]
-        if len(wanted):
-            asked = keys if len(wanted) == len(keys) else keys.take(pa.array(wanted))
-            values, times = codec.value_column(self._get_many(table, asked), storage, ttl)
-            if not parts:
-                return values, times
-            places[wanted] = offset + np.arange(len(values))
-            parts.append(values)
-            if times is not None:
-                stamps.append(times)
-        where = pa.array(places)
-        return _gather(parts, where), _gather(stamps, where) if ttl else None
-
-    def _few_values(
-        self, table: str, layers: Sequence[pa.Table], keys: list[bytes], storage: Storage, ttl: bool
-    ) -> tuple[pa.Array, pa.Array | None]:
-        """The same with a dict of all rows of the layers: for so few of them it is made faster than it is avoided."""
-        values: dict[bytes, Any] = {}
-        times: dict[bytes, int | None] = {}
-        for layer in layers:
-            names = layer.column("key").to_pylist()
-            values.update(zip(names, layer.column("value").to_pylist(), strict=True))
-            if ttl:
-                times.update(zip(names, layer.column("time").to_pylist(), strict=True))
-        missing = [key for key in keys if key not in values]
-        if missing:
-            read, stamps = codec.value_column(self._get_many(table, pa.array(missing, pa.binary())), storage, ttl)
-            if not values:
-                return read, stamps
-            values.update(zip(missing, read.to_pylist(), strict=True))
-            if stamps is not None:
-                times.update(zip(missing, stamps.to_pylist(), strict=True))
-        found = pa.array([values[key] for key in keys], ARROW_STORAGE[storage])
-        return found, pa.array([times[key] for key in keys], pa.int64()) if ttl else None
-
-    def _get_many(self, table: str, keys: pa.Array) -> list[bytes | None]:
-        if not self._backend.ordered_reads:
-            return self.guard(lambda: self._backend.get_many(table, keys.to_pylist()))
-        order = pc.array_sort_indices(keys)
-        found = self.guard(lambda: self._backend.get_many(table, keys.take(order).to_pylist()))
-        answers: list[bytes | None] = [None] * len(found)
-        for place, answer in zip(order.to_pylist(), found, strict=True):
-            answers[place] = answer
-        return answers
-
-    def getter(self, table: str) -> Callable[[bytes], bytes | None]:
-        find = self._backend.getter(table)
-
-        def get(key: bytes) -> bytes | None:
-            try:
-                return find(key)
-            except DamagedStoreError:
-                self._condemn()
-                raise
-
-        return get
-
-    def first(self, table: str, prefix: bytes, limit: int) -> list[Put]:
-        return self.guard(lambda: self._backend.first(table, prefix, limit))
-
-    def scan(self, table: str, prefix: bytes, start: bytes) -> Iterator[Put]:
-        try:
-            yield from self._backend.scan(table, prefix, start)
-        except DamagedStoreError:
-            self._condemn()
-            raise
-
-    def guard(self, read: Callable[[], _T]) -> _T:
-        try:
-            return read()
-        except DamagedStoreError:
-            self._condemn()
-            raise
-
-    def _condemn(self) -> None:
-        if self._folder is not None:
-            self._folder.condemn()
-
-    def close(self) -> None:
-        if not self._backend.resident:
-            self._backend.close()
-        if self._lock is not None:
-            self._lock.release()
-
-
-def _rows_of_keys(asked: pa.Array, keys: pa.Array) -> np.ndarray[Any, Any]:
-    """Where each asked key stands among the keys of a layer; -1 where it does not. Both are free of repetitions.
-
-    The smaller side is what gets hashed: after the newest layer few keys are left to ask the older ones for.
-    """
-    if len(asked) * 4 < len(keys):
-        which = pc.index_in(keys, value_set=asked)
-        rows = np.flatnonzero(np.asarray(which.is_valid()))
-        found = np.full(len(asked), -1, dtype=np.int64)
-        found[np.asarray(which.drop_null())] = rows
-        return found
-    return np.asarray(pc.index_in(asked, value_set=keys).fill_null(-1)).astype(np.int64)
-
-
-def _gather(parts: Sequence[pa.Array], where: pa.Array) -> pa.Array:
-    return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)).take(where)
 
 
 class WorkingStore:
@@ -244,28 +101,29 @@ class WorkingStore:
         self._entries.close()
 
 
-def open_store(
-    kind: type[StateBackend],
-    backend_name: str,
-    context: EpochContext,
-    uid: str,
-    groups: KeyGroupRange,
-    manifest: Manifest | None,
-    files: FileSystem,
-) -> WorkingStore:
+@dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """Which working store is needed, and at which version."""
+
+    backend: str
+    """The name of the state backend."""
+    uid: str
+    groups: KeyGroupRange
+    context: EpochContext
+    manifest: Manifest | None
+    """The committed epoch that the context names, None before the first one."""
+    files: FileSystem
+
+    @property
+    def operator(self) -> OperatorState | None:
+        return self.manifest.operator(self.uid) if self.manifest is not None else None
+
+
+def open_store(request: StoreRequest) -> WorkingStore:
     """The working store of one subtask at the committed version that the context names."""
-    operator = manifest.operator(uid) if manifest is not None else None
-    own_folder(context.local_dir)
-    stores = os.path.join(context.local_dir, layout.store_folder(context.job_dir, context.incarnation))
-    if not kind.resident:
-        note_owner(stores, context)
-    if context.own_stores:
-        stores = _own_stores(stores, context.run)
-    base = os.path.join(stores, uid, f"{backend_name}-{groups.start}-{groups.end}")
-    chain = [h for h in (operator.chain if operator is not None else ()) if h.groups.intersects(groups)]
-    report = StoreReport()
-    opener = _Opener(kind, base, context, uid, groups, manifest, operator, chain, ChainFiles(files, manifest), report)
+    opener = _Opener(request)
     values = opener.open(VALUES)
+    operator = request.operator
     try:
         if operator is not None and any(spec.has_entries for spec in operator.states):
             entries = opener.open(ENTRIES)
@@ -274,7 +132,19 @@ def open_store(
     except BaseException:
         values.close()
         raise
-    return WorkingStore(values, entries, report)
+    return WorkingStore(values, entries, opener.report)
+
+
+def _store_folder(request: StoreRequest, kind: type[StateBackend]) -> str:
+    """Where the copies of a subtask lie, without the part."""
+    context, groups = request.context, request.groups
+    own_folder(context.local_dir)
+    stores = os.path.join(context.local_dir, layout.store_folder(context.job_dir, context.incarnation))
+    if not kind.resident:
+        note_owner(stores, context)
+    if context.own_stores:
+        stores = _own_stores(stores, context.run)
+    return os.path.join(stores, request.uid, f"{request.backend}-{groups.start}-{groups.end}")
 
 
 def _own_stores(stores: str, run: int) -> str:
@@ -294,28 +164,18 @@ _Ready = tuple[StateBackend, Sequence[Section]]
 class _Opener:
     """Brings the copies of one subtask to the version that the context names."""
 
-    def __init__(
-        self,
-        kind: type[StateBackend],
-        base: str,
-        context: EpochContext,
-        uid: str,
-        groups: KeyGroupRange,
-        manifest: Manifest | None,
-        operator: OperatorState | None,
-        chain: Sequence[StateHandle],
-        state_files: ChainFiles,
-        report: StoreReport,
-    ) -> None:
-        self.kind = kind
-        self.base = base
+    def __init__(self, request: StoreRequest) -> None:
+        context, manifest, operator = request.context, request.manifest, request.operator
+        self.kind = load_backend(request.backend)
+        self.base = _store_folder(request, self.kind)
         self.context = context
-        self.uid = uid
-        self.groups = groups
+        self.uid = request.uid
+        self.groups = request.groups
         self.lineage = manifest.lineage if manifest is not None else {}
-        self.chain = chain
-        self.state_files = state_files
-        self.report = report
+        handles = operator.chain if operator is not None else ()
+        self.chain = [handle for handle in handles if handle.groups.intersects(request.groups)]
+        self.chain_files = ChainFiles(request.files, manifest)
+        self.report = StoreReport()
         self.base_epoch = operator.base if operator is not None else context.parent
         self.wanted = f"{context.run}.{context.run_token}:{context.parent}:{context.parent_commit}"
 
@@ -404,7 +264,7 @@ class _Opener:
             )
 
     def _is_known(self, run: int, token: str) -> bool:
-        record = Runs(self.state_files.files).record(run)
+        record = Runs(self.chain_files.files).record(run)
         return record is not None and record.token == token
 
     def _may_wait(self, epoch: int, missing: Sequence[StateHandle]) -> bool:
@@ -428,7 +288,7 @@ class _Opener:
 
     def _file(self, handle: StateHandle) -> StateFile:
         try:
-            return self.state_files.open(self.uid, handle)
+            return self.chain_files.open(self.uid, handle)
         except CorruptFileError as error:
             raise CorruptFileError(
                 f"operator '{self.uid}', key groups {handle.first_group} to {handle.last_group}, changes of epoch "

@@ -32,15 +32,17 @@ from cairn.model.manifest import NO_WATERMARK, EpochContext, Manifest
 from cairn.model.output_tags import OutputTag
 from cairn.model.state_names import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.model.types import DataType
-from cairn.runtime.keyed_operator import OperatorSpec, Timings
+from cairn.runtime.keyed_operator import OperatorSpec
 from cairn.runtime.operator_kinds import PROCESS, operator_kind
 from cairn.runtime.operator_state import TaskOperatorStateStore
 from cairn.runtime.state_registry import StateRegistry
+from cairn.runtime.subtask_setup import SubtaskSetup, Timings
 from cairn.runtime.task import history_of
 from cairn.state import codec, working_store
 from cairn.state.backend import load_backend
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
+from cairn.state.working_store import StoreRequest
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.history import open_history
 from cairn.storage.manifest_store import Runs, create_identity, load_identity
@@ -407,15 +409,16 @@ class KeyedProcessHarness:
         context = self._next_context()
         with self._store_of(subtask, context) as registry:
             history = history_of(self.spec, subtask, self._loop.current, context, self.files)
-            operator_kind(self.spec)(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings(), history)
+            setup = SubtaskSetup(fresh(self.spec), self._keys, registry, context, subtask, 0, Timings(), history)
+            operator_kind(self.spec)(setup)
             yield registry
 
     @contextmanager
     def _store_of(self, subtask: int, context: EpochContext) -> Iterator[StateRegistry]:
         manifest = self._loop.current
         groups = keygroups.key_group_range(subtask, self.spec.parallelism, self.spec.max_parallelism)
-        backend = load_backend(self.spec.backend)
-        working = working_store.open_store(backend, self.spec.backend, context, UID, groups, manifest, self.files)
+        request = StoreRequest(self.spec.backend, UID, groups, context, manifest, self.files)
+        working = working_store.open_store(request)
         try:
             operator = manifest.operator(UID) if manifest is not None else None
             yield StateRegistry(UID, KeySlots(), working, operator.states if operator else [], context)

@@ -19,7 +19,7 @@ from tests.support.state_lab import BACKENDS, Lab
 from cairn.errors import CorruptFileError, EpochFailedError, InternalError, StorageError
 from cairn.model.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from cairn.model.types import Storage
-from cairn.state import working_store
+from cairn.state import store_copy, working_store
 from cairn.state.backend import DamagedStoreError, load_backend
 from cairn.state.lmdb_backend import LmdbBackend
 from cairn.state.memory_backend import MemoryBackend
@@ -471,12 +471,12 @@ def test_few_values_are_found_where_many_are(
 
     backend = MemoryBackend("")
     backend.apply([changes_of(section(stored, 0))], "1")
-    copy = working_store.StoreCopy(backend, [section(rows, age) for age, rows in enumerate(layers, 1)], None, None)
+    copy = store_copy.StoreCopy(backend, [section(rows, age) for age, rows in enumerate(layers, 1)], None, None)
     shown = {key: (value, age) for age, rows in enumerate([stored, *layers]) for key, value in rows.items()}
     expected = [shown.get(key, (None, None)) for key in wanted]
     for few in (64, -1):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(working_store, "_FEW_ROWS", few)
+            patch.setattr(store_copy, "_FEW_ROWS", few)
             values, times = copy.values("v", pa.array(wanted, pa.binary()), Storage.INT, ttl)
         assert values.to_pylist() == [value for value, _ in expected]
         assert values.type == pa.int64()

@@ -17,7 +17,7 @@ from cairn.model.checkpoint_records import CheckpointStatus
 from cairn.model.manifest import TaskMetrics
 from cairn.snapshots.resolver import open_snapshot
 from cairn.storage import layout
-from cairn.storage.checkpoint_store import CheckpointStore, Totals
+from cairn.storage.checkpoint_store import CheckpointStore, CheckpointTotals
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import job_documents, state_browser
 from cairn.view.health import health_of
@@ -158,17 +158,17 @@ def test_checkpoints_are_counted_over_the_whole_life_of_the_job(tmp_path: Path) 
         for number in range(first, first + 5):
             store.remember(info(number, START, **(failed if number % 5 == 2 else {})))
     assert [found.id for found in store.history()] == [10, 9, 8]
-    assert store.totals() == Totals(completed=8, failed=2)
-    assert CheckpointStore(files).totals() == Totals(completed=8, failed=2)
+    assert store.totals() == CheckpointTotals(completed=8, failed=2)
+    assert CheckpointStore(files).totals() == CheckpointTotals(completed=8, failed=2)
 
 
 def test_a_history_of_before_they_were_counted_is_counted_as_it_is(tmp_path: Path) -> None:
     store = CheckpointStore(LocalFileSystem(str(tmp_path)))
     for number in (1, 2):
         store.files.create(layout.history_path(number), msgspec.json.encode(info(number, START)))
-    assert store.totals() == Totals(completed=2)
+    assert store.totals() == CheckpointTotals(completed=2)
     store.remember(info(3, START))
-    assert CheckpointStore(store.files).totals() == Totals(completed=3)
+    assert CheckpointStore(store.files).totals() == CheckpointTotals(completed=3)
 
 
 def test_a_restart_follows_on_a_failure_and_a_start_does_not(tmp_path: Path) -> None:

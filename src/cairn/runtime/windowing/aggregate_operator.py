@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +18,17 @@ import pyarrow as pa
 from cairn.errors import InternalError, UserFunctionError
 from cairn.model.ddl import INTEGER_TYPES, parse_type
 from cairn.model.functions import KeyedProcessFunction, TimeDomain
-from cairn.model.manifest import NO_WATERMARK, EpochContext
+from cairn.model.manifest import NO_WATERMARK
 from cairn.model.output_tags import OutputTag
 from cairn.model.state_names import EVENT_TIMERS
 from cairn.runtime.aggregations import check_sums, extreme
 from cairn.runtime.batches import KeyedChunk
-from cairn.runtime.keyed_operator import OperatorSpec, ProcessOperator, Timings
-from cairn.runtime.state_registry import StateRegistry, VectorTable
+from cairn.runtime.keyed_operator import ProcessOperator
+from cairn.runtime.state_registry import VectorTable
+from cairn.runtime.subtask_setup import SubtaskSetup
 from cairn.runtime.tagged_outputs import TaggedBuilder
-from cairn.state.codec import KeyCodec
 from cairn.state.timers import BulkTimers
 from cairn.storage.state_file import ARROW_STORAGE
-
-if TYPE_CHECKING:
-    from cairn.runtime.operator_state import History
 
 START_COLUMN = "window_start"
 END_COLUMN = "window_end"
@@ -73,16 +70,13 @@ class WindowAggregate:
 class WindowAggregateOperator(ProcessOperator):
     """Runs a `WindowAggregate` over the chunks of one epoch."""
 
-    def __init__(
-        self, spec: OperatorSpec, codec: KeyCodec, registry: StateRegistry, context: EpochContext,
-        subtask: int, attempt: int, timings: Timings, history: History | None = None,
-    ) -> None:  # fmt: skip
-        self._plan: WindowAggregate = spec.function
-        row_wise = replace(spec, function=KeyedProcessFunction())  # has open() and close(), and is given no row
-        super().__init__(row_wise, codec, registry, context, subtask, attempt, timings, history)
+    def __init__(self, setup: SubtaskSetup) -> None:
+        self._plan: WindowAggregate = setup.spec.function
+        row_wise = replace(setup.spec, function=KeyedProcessFunction())  # has open() and close(), and is given no row
+        super().__init__(replace(setup, spec=row_wise))
 
     def _prepare(self) -> None:
-        registry = self._registry
+        registry = self._setup.registry
         self._due = BulkTimers(EVENT_TIMERS, self._slots, registry.store)
         registry.timers[TimeDomain.EVENT_TIME] = self._due
         self._ended = False
@@ -97,7 +91,7 @@ class WindowAggregateOperator(ProcessOperator):
         rows find over, as in every epoch, and the rest after the rows.
         """
         since = time.perf_counter()
-        watermark = self._context.watermark if after_rows else self._context.seen_watermark
+        watermark = self._setup.context.watermark if after_rows else self._setup.context.seen_watermark
         if watermark == NO_WATERMARK or self._ended:
             return
         self._ended = after_rows
@@ -106,7 +100,7 @@ class WindowAggregateOperator(ProcessOperator):
             return
         plan = self._plan
         slots = self._slots.add(keys)
-        columns = self._codec.decode_columns(keys)
+        columns = self._setup.codec.decode_columns(keys)
         ends = _millis(columns[-1]) + plan.size
         self.fired += len(times)
         # A timer that is not that of the clean-up is one of the end, also if the size of windows was another then:
@@ -146,7 +140,7 @@ class WindowAggregateOperator(ProcessOperator):
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         since = time.perf_counter()
         plan = self._plan
-        watermark = self._context.seen_watermark
+        watermark = self._setup.context.seen_watermark
         column = batch.column(plan.start)
         if column.null_count:
             raise UserFunctionError(
@@ -177,7 +171,7 @@ class WindowAggregateOperator(ProcessOperator):
         again = end_of <= watermark
         if again.any():  # late rows of windows that are still kept: their results are put out once more
             mine = slots[again]
-            keys = self._codec.decode_columns(self._slots.all_keys().take(pa.array(mine)))
+            keys = self._setup.codec.decode_columns(self._slots.all_keys().take(pa.array(mine)))
             yield self._results(mine, keys, end_of[again])
 
     def _late_rows(self, batch: pa.RecordBatch, ends: _Ints, late: _Ints) -> Iterator[pa.RecordBatch]:

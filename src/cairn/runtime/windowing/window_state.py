@@ -21,7 +21,7 @@ from cairn.model.descriptors import (
 from cairn.model.functions import AggregateFunction, MapState, RuntimeContext, none_returned
 from cairn.model.types import DataType, Types
 from cairn.state.drafts import ListDraft, MapDraft
-from cairn.state.map_state import MapStateHandle
+from cairn.state.map_state import MapStateHandle, MapSyntax
 
 WINDOW = "struct<start:bigint,end:bigint>"
 
@@ -154,7 +154,7 @@ class WindowList(WindowValue):
             self._state.remove(source)
 
 
-class WindowMap(WindowValue):
+class WindowMap(MapSyntax, WindowValue):
     """`MapState` of a window, stored as one value."""
 
     def __init__(self, state: MapStateHandle, scope: Scope, key: DataType, value: DataType) -> None:
@@ -217,21 +217,6 @@ class WindowMap(WindowValue):
 
     def is_empty(self) -> bool:
         return not self._draft().parts
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.get(key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self.remove(key)
-
-    def __contains__(self, key: Any) -> bool:
-        return self.contains(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.keys()
 
 
 class WindowStates:

@@ -373,7 +373,7 @@ _NO_SHORT_WAYS = tuple(
     for module, name in (
         ("cairn.runtime.batches", "FEW_ROWS"),
         ("cairn.state.codec", "_FEW_ROWS"),
-        ("cairn.state.working_store", "_FEW_ROWS"),
+        ("cairn.state.store_copy", "_FEW_ROWS"),
         ("cairn.storage.chain_merge", "_FEW_ROWS"),
     )
 )
