@@ -32,13 +32,18 @@ def ranges_of(operator: OperatorState, max_parallelism: int) -> list[KeyGroupRan
 
 
 class Compactor:
-    """One compaction at a time; `consider` and `shortened` are called by the epoch loop's thread only."""
+    """One compaction at a time.
+
+    Threads: `consider`, `shortened` and `wait` belong to the epoch loop's thread, or to the one that ends the run. The
+    compaction has a thread of its own; its result and the count of failures are guarded by the lock.
+    """
 
     def __init__(self, job: CompactionJob, max_chain: int, background: bool = True) -> None:
         self._job = job
         self._max_chain = max_chain
         self._background = background
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
         self._finished: tuple[str, list[StateHandle], frozenset[StateHandle]] | None = None
         self._failures = 0
 
@@ -46,10 +51,12 @@ class Compactor:
         """Start a compaction of the longest chain if it is over the limit and none is running."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if self._finished is not None:
-            return
+        with self._lock:
+            limit = self._max_chain * (1 + self._failures)
+            if self._finished is not None:
+                return
         longest = max(manifest.operators, key=lambda op: _length(op.chain), default=None)
-        if longest is None or _length(longest.chain) < self._max_chain * (1 + self._failures):
+        if longest is None or _length(longest.chain) < limit:
             return
         if not self._background:
             self._run(manifest, longest)
@@ -63,11 +70,13 @@ class Compactor:
         try:
             snapshots = self._job(manifest, operator, ranges_of(operator, manifest.max_parallelism))
         except Exception as error:  # noqa: BLE001 - whatever it was, the chain is whole without it
-            self._failures += 1
+            with self._lock:
+                self._failures += 1
             _log.warning("compaction of operator %s failed, the chain stays as it is: %s", operator.uid, error)
             return
-        self._failures = 0
-        self._finished = (operator.uid, snapshots, frozenset(operator.chain))
+        with self._lock:
+            self._failures = 0
+            self._finished = (operator.uid, snapshots, frozenset(operator.chain))
         _log.info(
             "operator %s: %d files compacted into %d snapshots with %d entries",
             operator.uid, len(operator.chain), len(snapshots), sum(handle.rows for handle in snapshots),
@@ -75,10 +84,11 @@ class Compactor:
 
     def shortened(self, uid: str, chain: list[StateHandle], epoch: int) -> list[StateHandle]:
         """The chain with a finished compaction in place of what it replaces, once every working store is past it."""
-        finished = self._finished
-        if finished is None or finished[0] != uid or epoch - finished[1][0].epoch <= DEFER_EPOCHS + 1:
-            return chain
-        self._finished = None
+        with self._lock:
+            finished = self._finished
+            if finished is None or finished[0] != uid or epoch - finished[1][0].epoch <= DEFER_EPOCHS + 1:
+                return chain
+            self._finished = None
         _, snapshots, replaced = finished
         if not replaced <= set(chain):
             return chain

@@ -41,7 +41,12 @@ Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo | None]]
 
 
 class Control:
-    """The job's side: looks for requests, answers them."""
+    """The job's side: looks for requests, answers them.
+
+    Threads: `serve` belongs to the coordinator's thread. Every request that takes time is waited for and answered by a
+    thread of its own; the one that ends the job calls `finish`. Which requests are in progress, and who waits for
+    them, is guarded by the lock, which is not held during a call to the storage.
+    """
 
     def __init__(
         self,
@@ -52,13 +57,17 @@ class Control:
         self._files = files
         self._coordinator = coordinator
         self._actions = {"checkpoint": self._checkpoint, **(actions or {})}
+        self._lock = threading.Lock()
         self._taken: set[str] = set()
+        """The requests in progress, by path."""
         self._waiting: list[threading.Thread] = []
         self._first = True
 
     def finish(self, timeout: float) -> None:
-        """Let those who wait for an end answer; called when the job is over and the process may go."""
-        for thread in self._waiting:
+        """Wait for the threads that answer requests; called when the job is over and the process may exit."""
+        with self._lock:
+            waiting = list(self._waiting)
+        for thread in waiting:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
@@ -73,9 +82,19 @@ class Control:
             if info.path.endswith(layout.ANSWERED):
                 if info.modified < time.time() - _KEPT_SECONDS:
                     self._files.delete(info.path)
-            elif info.path not in self._taken and not info.path.endswith(layout.TAKEN_UP):
-                self._taken.add(info.path)
+            elif not info.path.endswith(layout.TAKEN_UP) and self._is_new(info.path):
                 self._take(info)
+
+    def _is_new(self, path: str) -> bool:
+        """Whether a request is not in progress yet. It is from now on."""
+        with self._lock:
+            known = path in self._taken
+            self._taken.add(path)
+        return not known
+
+    def _forget(self, path: str) -> None:
+        with self._lock:
+            self._taken.discard(path)
 
     def _overtaken(self, path: str, present: set[str]) -> bool:
         """Whether a file tells what the start of this run made untrue; it is removed then.
@@ -102,7 +121,7 @@ class Control:
         try:
             raw = self._files.read(path)
         except NotFoundError:  # taken back, or answered since the look
-            self._taken.discard(path)
+            self._forget(path)
             return
         except CairnError as error:
             self._answer(path, {}, {"error": error.message})
@@ -140,8 +159,9 @@ class Control:
             self._answer(path, asked, answer)
 
         thread = threading.Thread(target=wait, name="cairn-control", daemon=True)
-        self._waiting = [*(known for known in self._waiting if known.is_alive()), thread]
-        thread.start()
+        with self._lock:
+            self._waiting = [*(known for known in self._waiting if known.is_alive()), thread]
+            thread.start()
 
     def _checkpoint(self, asked: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
         if asked.get("full") not in (None, True, False):
@@ -154,7 +174,7 @@ class Control:
         try:
             self._files.delete(path)
             self._files.delete(path + layout.TAKEN_UP)
-            self._taken.discard(path)  # once the answer is there, the same id may be asked again
+            self._forget(path)  # once the answer is there, the same id may be asked again
             try:
                 self._files.create(path + layout.ANSWERED, told)
             except FileExistsError:  # answered before the job was killed, and asked again
@@ -288,8 +308,8 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
             except FileExistsError:
                 _log.info("request %s is waiting already", request)
         while time.monotonic() - began < timeout:
-            if files.exists(path + layout.ANSWERED):
-                answer = msgspec.json.decode(files.read(path + layout.ANSWERED), type=dict[str, Any])
+            answer = _answer_to(files, path)
+            if answer is not None:
                 asked = answer.pop("asked", gist if fresh else {})  # a job of an older release does not tell
                 if asked != gist:
                     raise _other_question(request, asked)
@@ -303,6 +323,16 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
         return None
     finally:
         _take_back(files, path)
+
+
+def _answer_to(files: FileSystem, path: str) -> dict[str, Any] | None:
+    """The answer to a request, None while there is none. Another process that asks with the same id may take it."""
+    if not files.exists(path + layout.ANSWERED):
+        return None
+    try:
+        return msgspec.json.decode(files.read(path + layout.ANSWERED), type=dict[str, Any])
+    except NotFoundError:
+        return None
 
 
 def answered(files: FileSystem, request: str) -> bool:

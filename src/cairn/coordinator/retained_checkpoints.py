@@ -92,7 +92,10 @@ class Retained:
             self._released.difference_update(files)
 
     def give_up(self, number: int) -> None:
-        """A checkpoint of this run will not be completed. What it has written goes with the next deletions."""
+        """A checkpoint of this run will not be completed. What it has written goes with the next deletions.
+
+        Called once more when whoever wrote for it has come to an end, since that may write until then.
+        """
         with self._lock:
             self._failed.add(number)
 
@@ -104,11 +107,11 @@ class Retained:
     def delete_doomed(self) -> None:
         """Delete what is no longer kept, and try again what could not be deleted before."""
         with self._lock:
-            doomed, failed, at_once = list(self._doomed), sorted(self._failed), self._hurry
+            doomed, at_once = list(self._doomed), self._hurry
+            failed, self._failed = sorted(self._failed), set()
         for number in failed:
-            if self._deletion.abandon(number, at_once):
-                with self._lock:
-                    self._failed.discard(number)
+            if not self._deletion.abandon(number, at_once):
+                self.give_up(number)
         for number in list(self._leftovers):
             if self._deletion.discard(number, at_once):
                 self._leftovers.remove(number)
