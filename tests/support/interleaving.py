@@ -44,16 +44,17 @@ class Actor:
 
 
 class Interleaving:
-    """A run of some threads. `chance` is how likely a thread gives way at a bytecode of a traced module."""
+    """A run of some threads, which give way at bytecodes of the traced modules."""
 
-    def __init__(self, seed: int, modules: list[ModuleType], chance: float = 0.02) -> None:
+    def __init__(self, seed: int, modules: list[ModuleType]) -> None:
         self.seed = seed
         self.random = random.Random(seed)
+        self._chance = self.random.choice([0.01, 0.03, 0.1])
+        """How likely a thread gives way. Where that is rare, one stands still while others do much."""
         self.now = 1_000.0
         """The clock, in seconds. It runs on when everybody waits, and leaps now and then."""
         self.switches = 0
         self._files = {module.__file__ for module in modules}
-        self._chance = chance
         self._actors: list[Actor] = []
         self._current: Actor | None = None
         self._over = threading.Semaphore(0)
@@ -88,7 +89,7 @@ class Interleaving:
                 actor.body()
         except _Ended:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised by `run`
+        except BaseException as error:
             self._end(error)
         finally:
             sys.settrace(None)

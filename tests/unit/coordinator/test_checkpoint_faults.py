@@ -296,6 +296,29 @@ def test_a_checkpoint_that_cannot_be_deleted_at_the_end_does_not_keep_the_others
 # The first trigger.
 
 
+def test_what_a_snapshot_writes_while_it_is_being_deleted_goes_with_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, timeout_ms=1000)
+    world.commit(0)
+    world.coordinator.request(full=True)
+    world.step()
+    path = layout.full_snapshot_path(1, "op", 0, 1, "0123abcd")
+    abandon = CheckpointStore.abandon
+
+    def late(store: CheckpointStore, number: int, run: int) -> None:
+        abandon(store, number, run)
+        monkeypatch.undo()
+        world.files.create(path, b"late")
+        world.runner.started[1](StorageError("canceled"))
+
+    monkeypatch.setattr(CheckpointStore, "abandon", late)
+    world.step(later=1000)
+    assert world.history() == [(1, "FAILED", "CHECKPOINT_EXPIRED")]
+    world.step()
+    assert not world.files.exists(path)
+
+
 @pytest.mark.parametrize(("min_pause", "expected"), [(0, 1), (40, 40)])
 def test_after_a_failover_the_first_trigger_waits_for_the_pause_only(
     tmp_path: Path, min_pause: int, expected: int
