@@ -50,10 +50,11 @@ class Lab:
     """Two operators of two subtasks; one of them has no state yet."""
 
     def __init__(self) -> None:
-        self.pieces: Any = Pieces()
+        self.pieces = Pieces()
+        background: Any = self.pieces
         self.groups: list[str] = []
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=self.groups.append))
-        self.snapshots = SparkSnapshots(spark, self.pieces, "/job", 1)
+        self.snapshots = SparkSnapshots(spark, background, "/job", 1)
         self.results: list[Any] = []
         self._ended = threading.Event()
         chain = [StateHandle(7, 0, 7, 1, "checksum")]
