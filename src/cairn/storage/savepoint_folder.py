@@ -324,7 +324,7 @@ def _prune(files: FileSystem, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Disposal:
+class DisposedFiles:
     """What disposing of a savepoint removes (or would remove), and what stays because it is not part of it."""
 
     path: str
@@ -333,7 +333,7 @@ class Disposal:
     left: list[str]
 
 
-def dispose(path: str, dry_run: bool = False, force: bool = False) -> Disposal:
+def dispose(path: str, dry_run: bool = False, force: bool = False) -> DisposedFiles:
     """Delete a savepoint, `_metadata` first: from then on it is none. Only files that it consists of are deleted.
 
     A folder that a crash left unfinished is removed whole. A savepoint that a job has claimed is the job's, and is
@@ -346,7 +346,9 @@ def dispose(path: str, dry_run: bool = False, force: bool = False) -> Disposal:
         infos = list(above.walk(name))
         if not dry_run:
             _remove(above, name)
-        return Disposal(root, [info.path.partition("/")[2] for info in infos], sum(info.size for info in infos), [])
+        return DisposedFiles(
+            root, [info.path.partition("/")[2] for info in infos], sum(info.size for info in infos), []
+        )
     metadata = read_savepoint(root)
     files = open_filesystem(root)
     if files.exists(layout.CLAIMED) and not force:
@@ -367,4 +369,4 @@ def dispose(path: str, dry_run: bool = False, force: bool = False) -> Disposal:
         _prune(files, "")
         if not left:
             open_filesystem(parent).prune(name)
-    return Disposal(root, [info.path for info in mine], sum(info.size for info in mine), left)
+    return DisposedFiles(root, [info.path for info in mine], sum(info.size for info in mine), left)

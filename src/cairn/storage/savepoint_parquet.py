@@ -34,6 +34,38 @@ _MAX_ROW_GROUP_BYTES = 2 << 30
 _BYTE_ARRAYS = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 
 
+class _OpenPart:
+    """A part while rows are added to it."""
+
+    def __init__(self, schema: pa.Schema, dictionary: list[str], first_group: int) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression=COMPRESSION,
+            compression_level=_LEVEL if COMPRESSION == "zstd" else None,
+            use_dictionary=dictionary,
+            write_statistics=True,
+        )
+        self.first_group = self.last_group = first_group
+        self.rows = 0
+
+    def add(self, rows: pa.Table, last_group: int) -> None:
+        """Add a row group."""
+        self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        self.rows += rows.num_rows
+        self.last_group = last_group
+
+    @property
+    def full(self) -> bool:
+        return bool(self._sink.tell() >= PART_BYTES)
+
+    def close(self) -> pa.Buffer:
+        """The bytes of the file."""
+        self._writer.close()
+        return self._sink.getvalue()
+
+
 class TableWriter:
     """Writes the rows of one state, which come in the order of their key groups, into parts.
 
@@ -49,11 +81,9 @@ class TableWriter:
         self._group_column = group_column
         flat = {group_column, *(field.name for field in schema if pa.types.is_timestamp(field.type))}
         self._dictionary = [name for name in schema.names if name in flat]
-        self._sink: pa.BufferOutputStream | None = None
-        self._writer: pq.ParquetWriter | None = None
+        self._part: _OpenPart | None = None
         self._waiting: list[pa.Table] = []
         self._count = 0
-        self._first = self._last = self._rows = 0
         self._made: list[TableFile] = []
 
     def add(self, table: pa.Table) -> None:
@@ -78,38 +108,21 @@ class TableWriter:
         groups = rows.column(self._group_column)
         for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
             piece = rows.slice(start, ROW_GROUP_ROWS)
-            if self._writer is None:
-                self._open(int(groups[start].as_py()))
-            assert self._writer is not None
-            assert self._sink is not None
-            self._writer.write_table(piece, row_group_size=ROW_GROUP_ROWS)
-            self._rows += piece.num_rows
-            self._last = int(groups[start + piece.num_rows - 1].as_py())
-            if self._sink.tell() >= PART_BYTES:
+            if self._part is None:
+                self._part = _OpenPart(self._schema, self._dictionary, int(groups[start].as_py()))
+            self._part.add(piece, int(groups[start + piece.num_rows - 1].as_py()))
+            if self._part.full:
                 self._finish()
 
-    def _open(self, first_group: int) -> None:
-        self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            self._schema,
-            compression=COMPRESSION,
-            compression_level=_LEVEL if COMPRESSION == "zstd" else None,
-            use_dictionary=self._dictionary,
-            write_statistics=True,
-        )
-        self._first, self._rows = first_group, 0
-
     def _finish(self) -> None:
-        if self._writer is None or self._sink is None:
+        part, self._part = self._part, None
+        if part is None:
             return
-        self._writer.close()
-        data = self._sink.getvalue()
-        self._writer = self._sink = None
-        path = layout.table_part(self._uid, self._state, self._first, uuid.uuid4().hex[:12])
+        data = part.close()
+        path = layout.table_part(self._uid, self._state, part.first_group, uuid.uuid4().hex[:12])
         self._files.create(path, memoryview(data))
         checksum = xxhash.xxh3_64_hexdigest(data)
-        self._made.append(TableFile(path, data.size, checksum, self._rows, self._first, self._last))
+        self._made.append(TableFile(path, data.size, checksum, part.rows, part.first_group, part.last_group))
 
     def close(self) -> list[TableFile]:
         """Write what is left. Returns the files, in the order of their key groups; none for a table without rows."""
