@@ -56,7 +56,7 @@ RestoreOption = Annotated[
         "--from",
         "-s",
         metavar="PATH",
-        help="Start from this savepoint or checkpoint (a chk-<n> folder).",
+        help="Start from this savepoint, checkpoint (a chk-<n> folder) or job.",
         autocompletion=snapshot_paths,
     ),
 ]

@@ -85,7 +85,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "execution.state-recovery.path": (
         "restore_path", readers.text,
-        "savepoint or checkpoint (a chk-<n> folder) to start from; default: none",
+        "savepoint, checkpoint (a chk-<n> folder) or job to start from; default: none",
     ),
     "execution.state-recovery.claim-mode": (
         "claim_mode", readers.claim_mode,
