@@ -74,36 +74,38 @@ class _Opened:
     """What the options name."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        given = {key.lower(): value for key, value in options.items()}
-        unknown = sorted(set(given) - set(_OPTIONS))
+        chosen = {key.lower(): value for key, value in options.items()}
+        unknown = sorted(set(chosen) - set(_OPTIONS))
         if unknown:
             raise InvalidInputError(
                 f"format 'cairn' has no option {', '.join(unknown)}; it has {', '.join(_OPTIONS[1:])}"
             )
-        if "path" not in given:
+        if "path" not in chosen:
             raise InvalidInputError("format 'cairn' needs a path: spark.read.format('cairn').load(path)")
-        self._all = given.get("checkpoints", "")
+        self._all = chosen.get("checkpoints", "")
         if self._all not in ("", "all", "newest"):
             raise InvalidInputError(f"option checkpoints is 'all' or 'newest', not {self._all!r}")
-        snapshots = retained(given["path"]) if self._all == "all" else [open_snapshot(given["path"])]
+        snapshots = retained(chosen["path"]) if self._all == "all" else [open_snapshot(chosen["path"])]
         if not snapshots:
-            raise NotFoundError(f"the job in {given['path']} has no completed checkpoint", path=given["path"])
-        uid, state = given.get("uid"), given.get("state")
+            raise NotFoundError(f"the job in {chosen['path']} has no completed checkpoint", path=chosen["path"])
+        uid, state = chosen.get("uid"), chosen.get("state")
         newest = snapshots[-1].operator(uid).state(state)
         self._newest = newest
         uid = snapshots[-1].operator(uid).uid
-        self._found: list[tuple[Snapshot, SnapshotState]] = []
+        self._states: list[tuple[Snapshot, SnapshotState]] = []
         for snapshot in snapshots:
             operator = snapshot.operators.get(uid)
-            found = operator.states.get(newest.spec.name) if operator is not None else None
-            if found is not None:
-                self._found.append((snapshot, found))
-        others = [(snapshot, found) for snapshot, found in self._found if not found.schema.equals(newest.schema)]
+            stored = operator.states.get(newest.spec.name) if operator is not None else None
+            if stored is not None:
+                self._states.append((snapshot, stored))
+        others = [(snapshot, stored) for snapshot, stored in self._states if not stored.schema.equals(newest.schema)]
         if others:
-            told = ", ".join(f"chk-{snapshot.checkpoint_number} ({found.spec.signature})" for snapshot, found in others)
+            differing = ", ".join(
+                f"chk-{snapshot.checkpoint_number} ({stored.spec.signature})" for snapshot, stored in others
+            )
             raise IncompatibleStateError(
                 f"operator '{uid}', state '{newest.name}' is a {newest.spec.signature} in "
-                f"chk-{snapshots[-1].checkpoint_number} and has other columns in {told}: they do not fit into one "
+                f"chk-{snapshots[-1].checkpoint_number} and has other columns in {differing}: they do not fit into one "
                 f"table. Read each checkpoint by its own path, as in load('{others[0][0].path}'), cast, and put them "
                 "together with unionByName.",
                 checkpoints=[snapshot.checkpoint_number for snapshot, _ in others],
@@ -116,11 +118,11 @@ class _Opened:
 
     def pieces(self) -> list[Piece]:
         made = []
-        for snapshot, state in self._found:
+        for snapshot, state in self._states:
             number = snapshot.checkpoint_number if self._all == "all" else -1
             if isinstance(state.origin, FileRows) and not state.origin.table.files:
                 continue
-            count = _PIECES if self._all != "all" else max(1, _PIECES // len(self._found))
+            count = _PIECES if self._all != "all" else max(1, _PIECES // len(self._states))
             made += [Piece(state.origin, groups, number) for groups in ranges(snapshot, count)]
         return made
 

@@ -102,7 +102,7 @@ class Savepoint:
         `write` hold the checkpoint while they read it, and `with Savepoint.load(...) as savepoint:` does for everything
         that runs within the block, such as actions on DataFrames. A savepoint is deleted by nobody else.
 
-        Pickled values are given as bytes; `lookup` opens those of the states that `allow_pickled` names as
+        Pickled values are bytes; `lookup` opens those of the states that `allow_pickled` names as
         `"uid.state"` (or `"uid/state"`, where names have dots). Opening a pickle runs code that is in it: allow it
         only for savepoints whose origin you trust.
         """

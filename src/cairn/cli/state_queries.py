@@ -95,10 +95,10 @@ def _table(
 
 
 def _head(snapshot: Snapshot) -> str:
-    told = snapshot.metadata
-    epoch = f"epoch {told.epoch}, " if told.epoch >= 0 else ""
-    made = f"{epoch}{when(told.created_ms)} UTC, {told.max_parallelism} key groups"
-    return f"{snapshot.kind} of {told.name}, {made}: {snapshot.path}"
+    metadata = snapshot.metadata
+    epoch = f"epoch {metadata.epoch}, " if metadata.epoch >= 0 else ""
+    made = f"{epoch}{when(metadata.created_ms)} UTC, {metadata.max_parallelism} key groups"
+    return f"{snapshot.kind} of {metadata.name}, {made}: {snapshot.path}"
 
 
 def opened(path: str, out: Output) -> Snapshot:
@@ -115,12 +115,12 @@ def opened(path: str, out: Output) -> Snapshot:
 def ls(path: str, out: Output, keys: bool = False) -> int:
     """What operators and states a snapshot has. With `keys` their rows are read: keys, skew and the biggest keys."""
     snapshot = opened(path, out)
-    told = snapshot.metadata
+    metadata = snapshot.metadata
     counted = _summaries(snapshot, out) if keys else {}
     out.document({
-        "path": snapshot.path, "kind": snapshot.kind, "note": snapshot.note, "id": told.id, "job": told.job_id,
-        "name": told.name, "epoch": told.epoch, "created_ms": told.created_ms,
-        "max_parallelism": told.max_parallelism,
+        "path": snapshot.path, "kind": snapshot.kind, "note": snapshot.note, "id": metadata.id, "job": metadata.job_id,
+        "name": metadata.name, "epoch": metadata.epoch, "created_ms": metadata.created_ms,
+        "max_parallelism": metadata.max_parallelism,
         "operators": [_describe(operator, counted) for operator in snapshot.operators.values()],
     })  # fmt: skip
     names = ("uid", "state", "kind", "key", "rows", "size", *(("keys", "skew", "biggest key") if keys else ()))
@@ -137,21 +137,21 @@ def ls(path: str, out: Output, keys: bool = False) -> int:
 def _summaries(snapshot: Snapshot, out: Output) -> dict[tuple[str, str], Any]:
     from cairn.view.state_browser import Masks, summary
 
-    found = {}
+    summaries = {}
     total = sum(len(operator.states) for operator in snapshot.operators.values())
     with reading(snapshot), progress(out, "counting keys", total, "states") as advance:
         for operator in snapshot.operators.values():
             for state in operator.states.values():
-                found[operator.uid, state.name] = summary(snapshot, operator, state, Masks())
+                summaries[operator.uid, state.name] = summary(snapshot, operator, state, Masks())
                 advance(1)
-    return found
+    return summaries
 
 
-def _counted(told: Any) -> tuple[str, str, str]:
+def _counted(summary: Any) -> tuple[str, str, str]:
     """Keys, skew and the biggest key of a state; `+` where there are more rows than are counted."""
-    skew = "-" if told.skew is None else f"{told.skew:.0%}"
-    biggest = f"{told.biggest[0][0]} ({told.biggest[0][1]:,})" if told.biggest else "-"
-    return f"{told.keys:,}{'' if told.counted else '+'}" if told.keys else "-", skew, _text(biggest)
+    skew = "-" if summary.skew is None else f"{summary.skew:.0%}"
+    biggest = f"{summary.biggest[0][0]} ({summary.biggest[0][1]:,})" if summary.biggest else "-"
+    return f"{summary.keys:,}{'' if summary.counted else '+'}" if summary.keys else "-", skew, _text(biggest)
 
 
 def _key(operator: SnapshotOperator, state: SnapshotState) -> str:
@@ -182,11 +182,11 @@ def _describe(operator: SnapshotOperator, counted: Mapping[tuple[str, str], Any]
     }
 
 
-def _count_of(told: Any) -> dict[str, Any]:
-    if told is None:
+def _count_of(summary: Any) -> dict[str, Any]:
+    if summary is None:
         return {}
-    biggest = [{"key": key, "weight": weight} for key, weight in told.biggest]
-    return {"keys": told.keys, "counted": told.counted, "skew": told.skew, "biggest": biggest}
+    biggest = [{"key": key, "weight": weight} for key, weight in summary.biggest]
+    return {"keys": summary.keys, "counted": summary.counted, "skew": summary.skew, "biggest": biggest}
 
 
 def _count(rows: int | None) -> str:
@@ -201,13 +201,13 @@ def show(path: str, uid: str | None, state: str | None, limit: int, out: Output)
     """Some rows of a state."""
     snapshot = opened(path, out)
     operator = snapshot.operator(uid)
-    found = operator.state(state)
+    stored = operator.state(state)
     with reading(snapshot):
-        table = first_rows(snapshot, found, limit)
+        table = first_rows(snapshot, stored, limit)
     rows = table.to_pylist()
-    out.document({"uid": operator.uid, "state": found.name, "rows": [plain(row) for row in rows]})
+    out.document({"uid": operator.uid, "state": stored.name, "rows": [plain(row) for row in rows]})
     shown = [[_text(row[name]) for name in table.column_names] for row in rows]
-    _table(out, f"{operator.uid}.{found.name}: {found.spec.signature}", table.column_names, shown)
+    _table(out, f"{operator.uid}.{stored.name}: {stored.spec.signature}", table.column_names, shown)
     return ExitCode.OK
 
 
@@ -215,16 +215,16 @@ def get(path: str, uid: str, state: str, key: Sequence[str], allow_pickled: Sequ
     """The state of one key."""
     snapshot = opened(path, out)
     operator = snapshot.operator(uid)
-    found = operator.state(state)
+    stored = operator.state(state)
     with reading(snapshot):
-        rows = find_rows(snapshot, operator, found, key)
-    allowed = (uid, found.name) in pickles_allowed(snapshot, allow_pickled)
-    value = as_python(found, rows, allowed)
-    if found.pickled and not allowed and rows.num_rows:
-        out.message(f"the value is pickled and shown as base64; --allow-pickled {uid}.{found.name} unpickles it")
-    out.document({"uid": uid, "state": found.name, "found": rows.num_rows > 0, "value": plain(value)})
+        rows = find_rows(snapshot, operator, stored, key)
+    allowed = (uid, stored.name) in pickles_allowed(snapshot, allow_pickled)
+    value = as_python(stored, rows, allowed)
+    if stored.pickled and not allowed and rows.num_rows:
+        out.message(f"the value is pickled and shown as base64; --allow-pickled {uid}.{stored.name} unpickles it")
+    out.document({"uid": uid, "state": stored.name, "found": rows.num_rows > 0, "value": plain(value)})
     if not rows.num_rows:
-        out.line(f"state '{found.name}' of operator '{uid}' has no value for this key")
+        out.line(f"state '{stored.name}' of operator '{uid}' has no value for this key")
         return ExitCode.NOT_FOUND
     out.line(_line(value))
     return ExitCode.OK
@@ -287,14 +287,14 @@ def export(path: str, uid: str, state: str, target: str, out: Output, raw_csv: b
     Text of a CSV file that a spreadsheet would take for a formula gets an apostrophe before it, unless `raw_csv`.
     """
     snapshot = opened(path, out)
-    found = snapshot.operator(uid).state(state)
+    stored = snapshot.operator(uid).state(state)
     kind = _FORMATS.get(os.path.splitext(target)[1].lower())
     if kind is None:
         raise InvalidInputError(f"{target!r} has an unknown file extension; use {', '.join(_FORMATS)}")
     if os.path.lexists(target):
         raise InvalidInputError(f"{target} already exists and is not overwritten")
     if kind == "csv":
-        nested = [field.name for field in found.schema if pa.types.is_nested(field.type)]
+        nested = [field.name for field in stored.schema if pa.types.is_nested(field.type)]
         if nested:
             raise InvalidInputError(
                 f"column {nested[0]} is nested, which CSV does not support; export to .parquet or .jsonl"
@@ -305,7 +305,7 @@ def export(path: str, uid: str, state: str, target: str, out: Output, raw_csv: b
     unfinished = os.path.join(folder, f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with reading(snapshot):
-            rows = _export(snapshot, found, unfinished, kind, raw_csv, out)
+            rows = _export(snapshot, stored, unfinished, kind, raw_csv, out)
         os.link(unfinished, target)
     except FileExistsError:
         raise InvalidInputError(f"{target} already exists and is not overwritten") from None
@@ -313,7 +313,7 @@ def export(path: str, uid: str, state: str, target: str, out: Output, raw_csv: b
         if os.path.exists(unfinished):
             os.unlink(unfinished)
     out.document({"path": os.path.abspath(target), "rows": rows, "format": kind})
-    out.line(f"{rows:,} rows of {uid}.{found.name} written to {target}")
+    out.line(f"{rows:,} rows of {uid}.{stored.name} written to {target}")
     return ExitCode.OK
 
 

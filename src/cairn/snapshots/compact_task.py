@@ -23,8 +23,8 @@ def compact_range(work: tuple[str, int, int, bytes, int, int, int, int]) -> list
     chain cannot, since every later manifest names them until the result is adopted. With a checkpoint number, the
     snapshots are written into the folder of that checkpoint.
     """
-    job_dir, epoch, time_ms, told, first, last, run, checkpoint = work
-    operator = msgspec.msgpack.decode(told, type=OperatorState)
+    job_dir, epoch, time_ms, encoded, first, last, run, checkpoint = work
+    operator = msgspec.msgpack.decode(encoded, type=OperatorState)
     uid = operator.uid
     files = RetryingFileSystem(open_filesystem(job_dir))
     groups = KeyGroupRange(first, last)

@@ -90,7 +90,7 @@ def _matching(table: pa.Table, keys: Sequence[str], scalars: Sequence[pa.Scalar]
 
 def as_python(state: SnapshotState, rows: pa.Table, unpickle: bool = False) -> Any:
     """The state of one key as user code sees it: a value, a list, a dict, or the times of timers; None if there is
-    none. Pickled values are given as bytes unless `unpickle`."""
+    none. Pickled values stay bytes unless `unpickle`."""
     if state.spec.kind == "timer":
         return sorted(rows.column(state.columns.timestamp).to_pylist())
     dtype = parse_type(state.spec.value_type)

@@ -260,10 +260,10 @@ class _OpenTable:
     def section(self, groups: KeyGroupRange) -> Section | None:
         owners = [group for group in self._owners if groups.contains(group)]
         within = KeyGroupRange(0, 0) if self._copied else groups
-        found = []
+        tables = []
         for part in self._parts if owners or not self._copied else ():
-            found += [self._rows(part, at, within) for at in part.row_groups(within)]
-        rows = [table for table in found if table.num_rows]
+            tables += [self._rows(part, at, within) for at in part.row_groups(within)]
+        rows = [table for table in tables if table.num_rows]
         if not rows:
             return None
         table = pa.concat_tables(rows)
@@ -293,9 +293,9 @@ class _OpenTable:
 
     def _check(self, section: Section, groups: KeyGroupRange) -> None:
         """Key groups are computed from the keys; rows that lay under another one are a sign of a wrong edit."""
-        found = groups_of(section.data)
+        computed = groups_of(section.data)
         if self._table.spec.of_subtask:
-            lost = int(np.isin(found, self._owners, invert=True).sum())
+            lost = int(np.isin(computed, self._owners, invert=True).sum())
             if lost:
                 raise CorruptFileError(
                     f"{self._work.savepoint}: operator '{self._operator.uid}', state '{self._table.spec.name}': {lost} "
@@ -303,7 +303,7 @@ class _OpenTable:
                     "subtasks, and belong to nobody",
                     rows=lost,
                 )
-        outside = int(((found < groups.start) | (found > groups.end)).sum())
+        outside = int(((computed < groups.start) | (computed > groups.end)).sum())
         if outside:
             raise CorruptFileError(
                 f"{self._work.savepoint}: operator '{self._operator.uid}', state '{self._table.spec.name}': {outside} "

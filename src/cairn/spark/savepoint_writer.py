@@ -53,10 +53,10 @@ class _Writing:
     """By operator and key group: after how many milliseconds its tables were written."""
 
     def spent(self, metadata: SavepointMetadata) -> dict[tuple[str, int], float]:
-        found: dict[tuple[str, int], float] = {}
+        durations: dict[tuple[str, int], float] = {}
         for op in metadata.operators:
-            found |= by_subtask(self.ended.get(op.uid, {}), op.uid, op.parallelism, metadata.max_parallelism)
-        return found
+            durations |= by_subtask(self.ended.get(op.uid, {}), op.uid, op.parallelism, metadata.max_parallelism)
+        return durations
 
 
 class SparkSavepoints:
@@ -101,7 +101,7 @@ class SparkSavepoints:
         def work() -> None:
             try:
                 self._write(number, manifest, order)
-            except Exception as error:  # noqa: BLE001 - told to the coordinator
+            except Exception as error:  # noqa: BLE001 - the coordinator reports it
                 done(from_traceback(str(error)) or error)
                 return
             done(None)
@@ -170,15 +170,15 @@ class SparkSavepoints:
         logs = os.path.join(self._files.root, manifest.spark, layout.SOURCES)
         root = os.path.join(target, layout.SOURCES)
         copy_sources(StoredSources(logs, manifest.offsets, manifest.source_names), root, None, self._interval)
-        found = []
+        copies = []
         for place, _, names in os.walk(root):
             for name in sorted(names):
                 full = os.path.join(place, name)
                 data = regular_files.read(full, MAX_LOG)
                 sync(full)
                 relative = os.path.relpath(full, target).replace(os.sep, "/")
-                found.append(SourceFile(relative, len(data), xxhash.xxh3_64_hexdigest(data)))
-        return sorted(found, key=lambda file: file.path)
+                copies.append(SourceFile(relative, len(data), xxhash.xxh3_64_hexdigest(data)))
+        return sorted(copies, key=lambda file: file.path)
 
     def progress(self, number: int) -> tuple[int, int]:
         writing = self._writing.get(number)
@@ -196,8 +196,15 @@ class SparkSavepoints:
         except BaseException:
             writing.folder.abort()
             raise
-        told = writing.metadata
-        return WrittenSavepoint(path, _size(path, told), told.epoch, told.drained, _sizes(told), writing.spent(told))
+        metadata = writing.metadata
+        return WrittenSavepoint(
+            path,
+            _size(path, metadata),
+            metadata.epoch,
+            metadata.drained,
+            _sizes(metadata),
+            writing.spent(metadata),
+        )
 
     def cancel(self, number: int) -> None:
         writing = self._writing.get(number)
@@ -215,19 +222,19 @@ def _work(job_dir: str, manifest: Manifest, operator: OperatorState, target: str
     """The tasks that write the tables of an operator: a range of key groups each."""
     if not operator.chain:
         return []
-    told = msgspec.msgpack.encode(operator)
+    encoded = msgspec.msgpack.encode(operator)
     ranges = ranges_of(operator, manifest.max_parallelism)
-    return [TableWork(job_dir, told, groups.start, groups.end, manifest.time_ms, target) for groups in ranges]
+    return [TableWork(job_dir, encoded, groups.start, groups.end, manifest.time_ms, target) for groups in ranges]
 
 
 def _sizes(metadata: SavepointMetadata) -> dict[tuple[str, int], int]:
     """Bytes of the tables by operator and subtask: a file counts for the subtask of its first key group."""
-    found: dict[tuple[str, int], int] = {}
+    sizes: dict[tuple[str, int], int] = {}
     for operator in metadata.operators:
         for file in (file for table in operator.tables for file in table.files):
             place = operator.uid, subtask_of(file.first_group, operator.parallelism, metadata.max_parallelism)
-            found[place] = found.get(place, 0) + file.size
-    return found
+            sizes[place] = sizes.get(place, 0) + file.size
+    return sizes
 
 
 def _size(path: str, metadata: SavepointMetadata) -> int:

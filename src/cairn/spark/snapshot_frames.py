@@ -190,8 +190,8 @@ class WriteRows:
                 report.duplicates += error.facts["duplicates"]
                 continue
             table = to_table(section, keys, self.spec)
-            found = table.column(columns.key_group)
-            if table.num_rows and pc.min_max(found) != pc.min_max(kept.column(_GROUP)):
+            groups = table.column(columns.key_group)
+            if table.num_rows and pc.min_max(groups) != pc.min_max(kept.column(_GROUP)):
                 raise InternalError(f"operator '{self.uid}': Spark and cairn disagree about key groups")
             if not report.duplicates:
                 writer.add(table)
@@ -262,11 +262,11 @@ def write_frame(
         "rows have a number that does not fit its type": sum(report.misfits for report in reports),
         "rows have the key of another row": sum(report.duplicates for report in reports),
     }
-    told = [f"{count} {what}" for what, count in problems.items() if count]
-    if told:
+    refused = [f"{count} {what}" for what, count in problems.items() if count]
+    if refused:
         raise InvalidInputError(
-            f"operator '{operator.uid}', state '{state.name}': {'; '.join(told)}. Filter them out, cast, or keep one "
-            "row for each key; nothing was written.",
+            f"operator '{operator.uid}', state '{state.name}': {'; '.join(refused)}. Filter them out, cast, or keep "
+            "one row for each key; nothing was written.",
             **dict(zip(("null_keys", "nulls", "misfits", "duplicates"), problems.values(), strict=True)),
         )
     return [part for report in reports for part in report.parts]

@@ -173,20 +173,20 @@ def newest_savepoint(history: Iterable[CheckpointInfo]) -> CheckpointInfo | None
 
 def list_savepoints(target: str) -> list[tuple[str, SavepointMetadata]]:
     """The savepoints directly below a folder with their paths, oldest first; the folder itself counts if it is one.
-    Those that cannot be read are told of and left out."""
+    Those that cannot be read are logged and left out."""
     root = local_root(target)
-    found = []
+    savepoints = []
     names = ["", *open_filesystem(root).folders("")]
     for name in names:
         path = os.path.join(root, name) if name else root
         if layout.is_savepoint_progress(name) or not os.path.lexists(os.path.join(path, layout.METADATA)):
             continue
         try:
-            found.append((path, read_savepoint(path)))
+            savepoints.append((path, read_savepoint(path)))
         except CairnError as error:
             if layout.checkpoint_number(name) is None:
                 _log.warning("%s is left out: %s", path, error)
-    return sorted(found, key=lambda pair: (pair[1].created_ms, pair[0]))
+    return sorted(savepoints, key=lambda pair: (pair[1].created_ms, pair[0]))
 
 
 def named_files(metadata: SavepointMetadata) -> list[TableFile | SourceFile]:
@@ -196,7 +196,7 @@ def named_files(metadata: SavepointMetadata) -> list[TableFile | SourceFile]:
 
 
 def mapped(root: str, file: TableFile | SourceFile) -> pa.Buffer:
-    """The bytes of a file, memory-mapped, verified as a whole before they are given."""
+    """The bytes of a file, memory-mapped, verified as a whole before they are returned."""
     name = os.path.join(root, *file.path.split("/"))
     _refuse_links(root, file.path)
     try:

@@ -141,11 +141,11 @@ class TablePart:
         buffer = mapped(root, file)
         try:
             self._parquet = pq.ParquetFile(pa.BufferReader(buffer))
-            found = self._parquet.schema_arrow.remove_metadata()
+            columns = self._parquet.schema_arrow.remove_metadata()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._wrong(f"it is no Parquet file ({error})") from error
-        if not found.equals(schema.remove_metadata()):
-            raise self._wrong(f"its columns are ({_shown(found)}) instead of ({_shown(schema)})")
+        if not columns.equals(schema.remove_metadata()):
+            raise self._wrong(f"its columns are ({_shown(columns)}) instead of ({_shown(schema)})")
         footer = self._parquet.metadata
         if footer.num_rows != file.rows:
             raise self._wrong(f"it has {footer.num_rows} rows instead of {file.rows}")
@@ -183,10 +183,10 @@ class TablePart:
 
     def statistics(self, row_group: int, column: str) -> Any:
         """The statistics of a flat column in a row group, or None."""
-        told = self._parquet.metadata.row_group(row_group)
-        for at in range(told.num_columns):
-            if told.column(at).path_in_schema == column:
-                return told.column(at).statistics
+        metadata = self._parquet.metadata.row_group(row_group)
+        for at in range(metadata.num_columns):
+            if metadata.column(at).path_in_schema == column:
+                return metadata.column(at).statistics
         return None
 
     def read(self, row_group: int, columns: Sequence[str] | None = None) -> pa.Table:
