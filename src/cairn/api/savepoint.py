@@ -85,7 +85,7 @@ class Savepoint:
         self._holds: list[ExitStack] = []
 
     def __enter__(self) -> Savepoint:
-        """Hold a checkpoint to the end of the block, an hour at most: its job does not delete it meanwhile."""
+        """Protect a checkpoint from deletion by its job to the end of the block, at most an hour."""
         hold = ExitStack()
         hold.enter_context(reading(self._snapshot))
         self._holds.append(hold)
@@ -225,7 +225,7 @@ class Savepoint:
         return as_python(state, rows, allowed)
 
     def diff(self, other: Savepoint, uid: str | None = None, state: str | None = None) -> DataFrame:
-        """What changed from this savepoint to another one.
+        """Compare this savepoint with a later one.
 
         Without names, a row for every state that either has: `uid, state, added, removed, changed`, counted in rows of
         its table. With both names, a row for every difference: the columns that tell the row, `change` (added, removed,

@@ -46,7 +46,7 @@ _SHOWN = 200
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: bytes as base64, times as ISO text, decimals, NaN and infinities as text."""
+    """A value for JSON: bytes as base64, times as ISO text, decimals, NaN and infinities as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, (dt.datetime, dt.date)):
@@ -78,7 +78,7 @@ def _text(value: Any) -> str:
 def _table(
     out: Output, title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()
 ) -> None:
-    """A table for people; what a terminal would act upon in foreign text is shown, not done."""
+    """Print a table. Control characters in foreign text are made visible."""
     if out.as_json:
         return
     from rich import box
@@ -113,7 +113,7 @@ def opened(path: str, out: Output) -> Snapshot:
 
 
 def ls(path: str, out: Output, keys: bool = False) -> int:
-    """What operators and states a snapshot has. With `keys` their rows are read: keys, skew and the biggest keys."""
+    """List the operators and states of a snapshot. With `keys`, read their rows for keys, skew and the biggest keys."""
     snapshot = opened(path, out)
     metadata = snapshot.metadata
     counted = _summaries(snapshot, out) if keys else {}
@@ -282,7 +282,7 @@ def _changes(part: Difference, limit: int) -> list[dict[str, Any]]:
 
 
 def export(path: str, uid: str, state: str, target: str, out: Output, raw_csv: bool = False) -> int:
-    """All rows of a state as one file: Parquet, CSV or JSON lines, by its ending.
+    """Write all rows of a state to one file, in the format of its extension: Parquet, CSV or JSON lines.
 
     Text of a CSV file that a spreadsheet would take for a formula gets an apostrophe before it, unless `raw_csv`.
     """
@@ -343,7 +343,7 @@ def _export(snapshot: Snapshot, state: SnapshotState, path: str, kind: str, raw:
 
 
 def _as_text(table: pa.Table, raw: bool) -> pa.Table:
-    """Columns as CSV can hold them: bytes as base64, and text that begins no formula, unless it is to stay raw."""
+    """Columns for CSV: bytes as base64 and, unless `raw`, text that no spreadsheet takes for a formula."""
     safe = (lambda text: text) if raw else no_formula
     for at, field in enumerate(table.schema):
         column, binary = table.column(at), pa.types.is_binary(field.type)

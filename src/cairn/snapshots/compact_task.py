@@ -1,4 +1,4 @@
-"""What a compaction task does in a worker: merge one range of key groups of one operator into snapshot files."""
+"""The task of a compaction: it merges one range of key groups of one operator into snapshot files."""
 
 from __future__ import annotations
 

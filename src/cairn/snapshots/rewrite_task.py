@@ -1,4 +1,4 @@
-"""What a task of a restore does with the state files of a checkpoint: merge one range, convert its states, write anew.
+"""The task that brings state of a checkpoint into a job: it merges one range, converts its states and writes snapshots.
 
 States that need no conversion go from section to section; the others pass through `state/typed_tables.py`.
 Memory follows the largest key group.

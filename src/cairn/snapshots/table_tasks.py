@@ -1,4 +1,4 @@
-"""What tasks of savepoints do in a worker: a range of key groups of one operator, from state files to tables and back.
+"""The tasks that write and load savepoints: a range of key groups of one operator, from state files to tables and back.
 
 `write_tables` merges the operator's chain and writes Parquet parts; memory follows the largest key group. `load_tables`
 reads the rows of a savepoint and writes snapshots for a job; memory follows the largest key group, too. `table_rows`
@@ -82,8 +82,8 @@ class LoadWork:
     epoch: int
     run: int
     now_ms: int
-    """The time that values get which had none, when the job's state has TTL; and at which those have expired that are
-    left behind, when it has none any more."""
+    """The access time of values that had none, if the job's state has TTL. If it no longer has TTL: the time at which
+    expired values are left out."""
     states: Mapping[str, StateSpec] = field(default_factory=dict)
     """What the job declares, by the state's name in the savepoint. A state that is not named is left behind."""
     converters: Mapping[str, Converter] = field(default_factory=dict)
@@ -148,7 +148,7 @@ def table_rows(work: TableWork) -> Iterator[tuple[StateSpec, pa.Table]]:
 
 
 def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
-    """What opens the files of an operator's chain, and the bytes that are inlined instead."""
+    """A function that opens the files of an operator's chain, also inlined ones."""
     files = open_filesystem(work.job_dir)
     if not work.checkpoint:
         identity = load_identity(files)
@@ -172,7 +172,7 @@ def opener(work: TableWork, uid: str) -> Callable[[StateHandle], StateFile]:
 
 
 def assembled(operator: OperatorState, written: Sequence[bytes]) -> SavepointOperator:
-    """What a savepoint says of an operator, from all that its tasks returned. States without rows have no files."""
+    """The operator in the metadata of a savepoint, from what its tasks returned. States without rows have no files."""
     keys = parse_keys(operator.key_type)
     parts = [msgspec.msgpack.decode(raw, type=WrittenPart) for raw in written]
     tables = []
@@ -191,7 +191,7 @@ def file_order(file: TableFile) -> tuple[int, int]:
 
 
 def checked_schema(operator: SavepointOperator, table: StateTable) -> pa.Schema:
-    """The columns that a table of a savepoint must have; an error if the savepoint names others or unknown types."""
+    """The columns that a table of a savepoint must have. Raises if it names other columns or unknown types."""
     try:
         keys = parse_keys(operator.key_type)
         KeyCodec(keys)
@@ -286,13 +286,13 @@ class _OpenTable:
         return section
 
     def _rows(self, part: TablePart, row_group: int, groups: KeyGroupRange) -> pa.Table:
-        """The rows of a row group in the range. The last one read is kept: ranges that follow each other share it."""
+        """The rows of a row group in the range. The last row group is kept, because the next range may share it."""
         if self._kept is None or self._kept[0] is not part or self._kept[1] != row_group:
             self._kept = (part, row_group, part.read(row_group))
         return part.within(self._kept[2], groups)
 
     def _check(self, section: Section, groups: KeyGroupRange) -> None:
-        """Key groups are computed from the keys; rows that lay under another one are a sign of a wrong edit."""
+        """Compare the key groups of rows with those of their keys. They differ if somebody edited the table wrongly."""
         computed = groups_of(section.data)
         if self._table.spec.of_subtask:
             lost = int(np.isin(computed, self._owners, invert=True).sum())
@@ -321,7 +321,7 @@ def _first_groups(operator: SavepointOperator, max_parallelism: int) -> list[int
 
 
 def _of_owner(table: pa.Table, group_column: str, owner: int) -> pa.Table:
-    """The rows under another key group."""
+    """The rows with the key group of another owner."""
     at = table.column_names.index(group_column)
     groups = pa.array(np.full(table.num_rows, owner, np.int32))
     return table.set_column(at, table.schema.field(at), groups)

@@ -40,7 +40,7 @@ _log = get_logger("cairn.api")
 
 @dataclass
 class _Writing:
-    """A savepoint on its way."""
+    """A savepoint that is being written."""
 
     folder: SavepointFolder
     name: str
@@ -50,7 +50,7 @@ class _Writing:
     given_up: bool = False
     since: float = field(default_factory=time.monotonic)
     ended: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By operator and key group: after how many milliseconds its tables were written."""
+    """By operator and key group: the milliseconds until its tables were written."""
 
     def spent(self, metadata: SavepointMetadata) -> dict[tuple[str, int], float]:
         durations: dict[tuple[str, int], float] = {}
@@ -136,7 +136,7 @@ class SparkSavepoints:
         )
 
     def _begin(self, order: SavepointOrder) -> SavepointFolder:
-        """A folder for the savepoint. What earlier attempts at the same request left, in a run that died, goes.
+        """A folder for the savepoint. Folders that earlier attempts at the same request left are removed.
 
         Other jobs may write into the same directory, with the same request ids: the folder is this job's alone. And
         each attempt has its own: a task of one that was given up may still write, and must not into the savepoint.
@@ -150,7 +150,7 @@ class SparkSavepoints:
         return SavepointFolder.begin(order.directory, f"{token}-{uuid.uuid4().hex[:8]}")
 
     def _tables(self, number: int, writing: _Writing, uid: str, work: Sequence[TableWork]) -> list[bytes]:
-        """Run the tasks. Returns all that they wrote."""
+        """Run the tasks. Returns the encoded parts that they wrote."""
         ended = writing.ended.setdefault(uid, {})
 
         def finished(piece: int) -> None:
@@ -166,7 +166,7 @@ class SparkSavepoints:
         return [raw for portion in written for raw in portion]
 
     def _sources(self, manifest: Manifest, target: str) -> list[SourceFile]:
-        """Copy what the sources had noted at the savepoint's positions."""
+        """Copy the logs of the sources up to the positions of the savepoint."""
         logs = os.path.join(self._files.root, manifest.spark, layout.SOURCES)
         root = os.path.join(target, layout.SOURCES)
         copy_sources(StoredSources(logs, manifest.offsets, manifest.source_names), root, None, self._interval)

@@ -38,7 +38,7 @@ from cairn.storage.filesystem import as_url, open_filesystem
 from cairn.storage.savepoint_parquet import TableWriter
 
 PIECES = 4
-"""Tasks for each core: short ones, so that one that is slow does not keep the others waiting."""
+"""Tasks for each core. Short tasks keep a slow one from delaying the others."""
 _DRIVER_BYTES = 256 << 20
 _CHUNK_ROWS = 128 * 1024
 _GROUP = "cairn_group"
@@ -48,7 +48,7 @@ _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
 @dataclass(frozen=True)
 class FrameRows:
-    """The rows of a state that a DataFrame gives: an edit that is not written yet."""
+    """The rows of a state that was edited and is not written yet."""
 
     frame: DataFrame
 
@@ -84,7 +84,7 @@ def frame_of(spark: SparkSession, snapshot: Snapshot, operator: SnapshotOperator
 
 
 def _literal(path: str) -> str:
-    """A path that Hadoop takes to the letter: its patterns are switched off."""
+    """A path in which Hadoop sees no patterns."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
@@ -147,14 +147,14 @@ def _field(frame: DataFrame, name: str) -> StructField | None:
 
 
 def _castable(here: SparkType, wanted: SparkType) -> bool:
-    """Numbers whose values may fit: each is looked at. Everything else has to have the state's own type."""
+    """Whether values may fit the type of a state, which is checked for each. Only numbers are cast."""
     if isinstance(wanted, (*_INTEGERS, DecimalType)):
         return isinstance(here, (*_INTEGERS, DecimalType))
     return isinstance(wanted, DoubleType) and isinstance(here, (FloatType, ByteType, ShortType, IntegerType))
 
 
 class WriteReport(msgspec.Struct):
-    """What a task that wrote rows of a DataFrame tells."""
+    """The result of a task that wrote rows of a DataFrame."""
 
     parts: list[WrittenPart] = []
     null_keys: int = 0
@@ -165,7 +165,7 @@ class WriteReport(msgspec.Struct):
 
 @dataclass(frozen=True)
 class WriteRows:
-    """What Spark calls in a worker: rows ordered by key group come in, and Parquet parts are written."""
+    """The function of a task that writes rows, which come ordered by key group, as Parquet parts."""
 
     target: str
     uid: str

@@ -55,7 +55,7 @@ def encode_savepoint(metadata: SavepointMetadata) -> bytes:
 
 
 def decode_savepoint(data: bytes, name: str) -> SavepointMetadata:
-    """The metadata in these bytes; an error with the cause if they are foreign, too new, damaged or hostile."""
+    """Decode metadata. The error says whether the bytes are foreign, too new, damaged or impossible."""
     if not data.startswith(_MAGIC):
         kind = "a checkpoint's" if data.startswith(b"CAIRNCK") else "no savepoint's"
         raise CorruptFileError(f"{name} is {kind} metadata: it does not begin with {_MAGIC.decode()}", path=name)
@@ -65,7 +65,7 @@ def decode_savepoint(data: bytes, name: str) -> SavepointMetadata:
 
 
 def _check(metadata: SavepointMetadata, name: str) -> None:
-    """Refuse metadata that contradicts itself or points outside of its folder."""
+    """Refuse metadata that contradicts itself or names paths outside of its folder."""
 
     def wrong(why: str) -> CorruptFileError:
         return CorruptFileError(f"{name} is refused: {why}", path=name)
@@ -127,7 +127,7 @@ def _check_files(
 
 
 def read_savepoint(path: str) -> SavepointMetadata:
-    """The metadata of the savepoint in a folder. Raises `NotFoundError` for a folder that is none."""
+    """The metadata of the savepoint in a folder. Raises `NotFoundError` if it has none."""
     root = local_root(path)
     if layout.is_savepoint_progress(os.path.basename(root)):
         raise NotFoundError(f"{root} is a savepoint that was never completed; it can only be disposed of", path=root)
@@ -160,7 +160,7 @@ def holds_savepoint(folder: str) -> bool:
 
 
 def savepoint_there(info: CheckpointInfo) -> bool:
-    """Whether a completed savepoint still exists: it is its owner's, who may have deleted or moved it."""
+    """Whether a completed savepoint still exists. Users own savepoints and may have deleted or moved it."""
     return bool(info.path) and os.path.isfile(os.path.join(info.path, layout.METADATA))
 
 
@@ -239,7 +239,7 @@ class SavepointFolder:
 
     @classmethod
     def begin(cls, target: str, token: str = "", files: FileSystem | None = None) -> SavepointFolder:
-        """A new hidden folder below `target`. What savepoints of more than a day ago left unfinished is removed."""
+        """A new hidden folder below `target`. Unfinished savepoints that are older than a day are removed."""
         token = layout.checked(token or uuid.uuid4().hex[:12], "token")
         root = local_root(target)
         try:
@@ -259,7 +259,7 @@ class SavepointFolder:
         return os.path.join(self._target.root, self._name)
 
     def complete(self, metadata: SavepointMetadata, name: str = "") -> str:
-        """Make the savepoint exist, under `name` in the target folder. Returns its path.
+        """Rename the folder to `name`, which completes the savepoint. Returns its path.
 
         Every file that the metadata names must be there by now; what it does not name is removed. After an error the
         savepoint does not exist.
@@ -288,7 +288,7 @@ class SavepointFolder:
             sync(folder)
 
     def abort(self) -> None:
-        """Remove what was written. Never raises: the folder is hidden, and swept later if it cannot be removed now."""
+        """Remove the folder. Never raises: a folder that cannot be removed now is hidden, and removed later."""
         try:
             _remove(self._target, self._name)
         except (CairnError, OSError) as error:
@@ -296,7 +296,7 @@ class SavepointFolder:
 
 
 def sweep(target: str, older_than: float, now: float | None = None) -> list[str]:
-    """Remove what savepoints left unfinished below a folder, once nothing in it has changed for so many seconds."""
+    """Remove unfinished savepoints below a folder that have not changed for `older_than` seconds."""
     files = open_filesystem(target)
     removed = []
     for name in files.folders(""):
@@ -325,7 +325,7 @@ def _prune(files: FileSystem, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DisposedFiles:
-    """What disposing of a savepoint removes (or would remove), and what stays because it is not part of it."""
+    """The files that disposing of a savepoint removes, or would remove, and those that are not part of it and stay."""
 
     path: str
     removed: list[str]
@@ -334,7 +334,7 @@ class DisposedFiles:
 
 
 def dispose(path: str, dry_run: bool = False, force: bool = False) -> DisposedFiles:
-    """Delete a savepoint, `_metadata` first: from then on it is none. Only files that it consists of are deleted.
+    """Delete a savepoint, `_metadata` first, which ends its existence. Only files that are part of it are deleted.
 
     A folder that a crash left unfinished is removed whole. A savepoint that a job has claimed is the job's, and is
     refused unless `force`.

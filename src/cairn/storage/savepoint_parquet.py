@@ -1,4 +1,4 @@
-"""The Parquet files of a savepoint's tables: written in row groups that follow key groups, read with pruning by them.
+"""Writes and reads the Parquet files of a savepoint's tables. Row groups follow key groups, so that readers can prune.
 
 A file is built in memory and created whole, so a part is at most about `PART_BYTES` and one row group more. Reading
 believes nothing: the file is verified as a whole, its footer is compared with what the savepoint says of it, and limits
@@ -87,7 +87,7 @@ class TableWriter:
         self._made: list[TableFile] = []
 
     def add(self, table: pa.Table) -> None:
-        """Rows of whole key groups, in their order."""
+        """Add the rows of whole key groups. Key groups come in ascending order."""
         if table.num_rows == 0:
             return
         groups = np.asarray(table.column(self._group_column).combine_chunks())
@@ -125,14 +125,14 @@ class TableWriter:
         self._made.append(TableFile(path, data.size, checksum, part.rows, part.first_group, part.last_group))
 
     def close(self) -> list[TableFile]:
-        """Write what is left. Returns the files, in the order of their key groups; none for a table without rows."""
+        """Write the remaining rows. Returns the files in the order of their key groups."""
         self._flush()
         self._finish()
         return self._made
 
 
 class TablePart:
-    """One Parquet file of a table, opened: bytes verified, footer compared with the savepoint's word."""
+    """One Parquet file of a table, whose bytes and footer were compared with the metadata of the savepoint."""
 
     def __init__(self, root: str, file: TableFile, schema: pa.Schema, group_column: str) -> None:
         self.file = file
@@ -190,7 +190,7 @@ class TablePart:
         return None
 
     def read(self, row_group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a row group. Of the columns, at least that of the key group is needed."""
+        """The rows of a row group. `columns` must include that of the key group."""
         try:
             rows = self._parquet.read_row_group(row_group, columns=columns, use_threads=False)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -202,7 +202,7 @@ class TablePart:
         return rows
 
     def within(self, rows: pa.Table, groups: KeyGroupRange) -> pa.Table:
-        """The rows that lie under some key groups."""
+        """The rows of some key groups."""
         numbers = rows.column(self._group_column)
         first, last = (part.as_py() for part in pc.min_max(numbers).values())
         if first is None or (groups.start <= first and last <= groups.end):

@@ -47,7 +47,7 @@ class StateSummary(msgspec.Struct, frozen=True):
     counted: bool
     """False if there are more rows than are counted for a page."""
     skew: float | None
-    """None with too few keys to tell: a handful of them is uneven by chance."""
+    """None with too few keys: a handful of them is uneven by chance."""
     groups: list[int]
     """Rows by key group."""
     biggest: list[tuple[str, int]]
@@ -121,7 +121,7 @@ def summary(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotState
 
 
 def skew_of(keys: int, groups: Sequence[int]) -> float | None:
-    """How unevenly rows lie over key groups. With n keys for a group, chance alone makes about 0.4 / sqrt(n)."""
+    """How unevenly rows are spread over key groups. With n keys for each, chance alone makes about 0.4 / sqrt(n)."""
     return round(unevenness(groups), 4) if keys >= KEYS_PER_GROUP * len(groups) else None
 
 
