@@ -18,7 +18,7 @@ from cairn.model.pyflink_names import PyFlinkNames
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.view.job_reader import JobReader
 from cairn.view.job_view import JobView
-from cairn.view.notebook_html import Checkpoints, job_html
+from cairn.view.notebook_html import CheckpointTable, job_html
 
 
 class JobHandle(PyFlinkNames):
@@ -131,7 +131,7 @@ class JobHandle(PyFlinkNames):
         running = run.in_progress() if run is not None else []
         known = {info.id for info in running}
         ended = CheckpointStore(self._supervisor.context.files).history()
-        return Checkpoints(running + [info for info in ended if info.id not in known])
+        return CheckpointTable(running + [info for info in ended if info.id not in known])
 
     def epochs(self) -> list[EpochReport]:
         """Reports of the epochs of this run, oldest first, at most the last thousand."""

@@ -223,7 +223,7 @@ class ChecksumError(Exception):
     """Bytes are not those that a record tells of."""
 
 
-class End(msgspec.Struct, frozen=True):
+class FileEnd(msgspec.Struct, frozen=True):
     """What stands behind the sections of a state file."""
 
     footer: bytes = b""
@@ -233,23 +233,23 @@ class End(msgspec.Struct, frozen=True):
     """Why there is no footer."""
 
 
-def end_of(data: bytes | mmap.mmap) -> End:
+def end_of(data: bytes | mmap.mmap) -> FileEnd:
     """The end of a state file. Raises ValueError if the record of its owner is damaged."""
     total = len(data)
     if total < len(MAGIC) + _TAIL or data[: len(MAGIC)] != MAGIC:
-        return End(why="it does not begin like a state file")
+        return FileEnd(why="it does not begin like a state file")
     tail = data[total - _TAIL :]
     if not tail.endswith(END):
-        return End(why="its end marker is missing")
+        return FileEnd(why="its end marker is missing")
     length = int.from_bytes(tail[:4], "little")
     if length > min(_MAX_FOOTER, total - _TAIL - len(MAGIC)):
-        return End(why="its footer length is impossible")
+        return FileEnd(why="its footer length is impossible")
     at = total - _TAIL - length
     footer = data[at : at + length]
     if xxhash.xxh3_64_digest(footer) != tail[4:12]:
-        return End(why=_WRONG_FOOTER)
+        return FileEnd(why=_WRONG_FOOTER)
     owner = state_owner.unseal(data[max(len(MAGIC), at - state_owner.MAX_BYTES) : at], footer)
-    return End(footer, xxhash.xxh3_64_hexdigest(footer), owner)
+    return FileEnd(footer, xxhash.xxh3_64_hexdigest(footer), owner)
 
 
 def table_of(

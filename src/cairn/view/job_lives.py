@@ -13,7 +13,7 @@ GOOD_ENDS = ("finished", "stopped", "canceled")
 _ENDS = (*GOOD_ENDS, "failed", "restarting")
 
 
-class Lives(msgspec.Struct, frozen=True):
+class StartCount(msgspec.Struct, frozen=True):
     """`restarts` are runs after one that failed or crashed (Flink's numRestarts), `starts` all the others."""
 
     starts: int = 0
@@ -22,7 +22,7 @@ class Lives(msgspec.Struct, frozen=True):
     """When somebody last started it: restarts after a failure go on with what was begun then."""
 
 
-def lives_of(events: Sequence[Event]) -> Lives:
+def lives_of(events: Sequence[Event]) -> StartCount:
     """Counted over the events, oldest first. What a run told of itself counts more: old events are let go."""
     restarts = begun = run = 0
     for at, event in enumerate(events):
@@ -35,7 +35,7 @@ def lives_of(events: Sequence[Event]) -> Lives:
         else:
             restarts = int(event.facts.get("restarts", restarts + int(again)))
         begun = begun if again and begun else int(event.facts.get("begun_ms", event.time_ms))
-    return Lives(max(0, run - restarts), restarts, begun)
+    return StartCount(max(0, run - restarts), restarts, begun)
 
 
 def after_failure(events: Sequence[Event], alive: bool = False) -> bool:

@@ -90,7 +90,7 @@ def checkpoints_html(infos: Sequence[CheckpointInfo]) -> str:
     return f"<div>{line}{table(names, rows, len(infos))}</div>"
 
 
-class Checkpoints(list[CheckpointInfo]):
+class CheckpointTable(list[CheckpointInfo]):
     """A list of checkpoints that a notebook shows as a table."""
 
     def _repr_html_(self) -> str:

@@ -30,7 +30,7 @@ from cairn.view.vertex_documents import plan as plan_of
 from cairn.web import rest_documents, rest_vertices
 from cairn.web.job_catalogue import Catalogue
 from cairn.web.problems import MEDIA, Problem
-from cairn.web.rest_disposal import Disposals, allowed_savepoint
+from cairn.web.rest_disposal import DisposalRequests, allowed_savepoint
 from cairn.web.rest_documents import ID_PATTERN
 from cairn.web.rest_triggers import Triggers, allowed_target
 from cairn.web.web_options import WebOptions
@@ -173,7 +173,7 @@ def _checkpoints(api: APIRouter, catalogue: Catalogue) -> None:
         jobid: JobId,
         limit: Annotated[int, Query(ge=1, le=1000)] = 10,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-    ) -> rest_documents.Checkpoints:
+    ) -> rest_documents.CheckpointOverview:
         """Counts, summary, the latest of each kind, and the history, newest first."""
         return job_documents.checkpoints(catalogue.view(jobid), limit, offset)  # type: ignore[return-value]
 
@@ -256,7 +256,7 @@ def _state(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
 
 def _changes(api: APIRouter, catalogue: Catalogue, options: WebOptions) -> None:
     triggers = Triggers()
-    disposals = Disposals()
+    disposals = DisposalRequests()
     accepted = 202
 
     @api.post("/jobs/{jobid}/checkpoints", tags=["changes"], status_code=accepted)

@@ -42,7 +42,7 @@ def allowed_savepoint(jobs: Iterable[JobView], given: str, roots: Sequence[str])
     raise refused
 
 
-class Disposals:
+class DisposalRequests:
     """The disposals of this server by trigger id."""
 
     def __init__(self) -> None:

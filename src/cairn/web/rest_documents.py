@@ -59,7 +59,7 @@ class Statistics(TypedDict):
     p999: float
 
 
-class Checkpoints(TypedDict):
+class CheckpointOverview(TypedDict):
     counts: Counts
     summary: dict[str, Statistics]
     latest: dict[str, dict[str, Any] | None]

@@ -22,7 +22,7 @@ from cairn.storage.filesystem import LocalFileSystem
 from cairn.view import job_documents, state_browser
 from cairn.view.health import health_of
 from cairn.view.job_graph import Link, Vertex
-from cairn.view.job_lives import Lives, lives_of, next_life
+from cairn.view.job_lives import StartCount, lives_of, next_life
 from cairn.view.job_reader import JobReader, end_of, find_readers, no_such_job, spread
 from cairn.view.journal import EpochRecorder, Event, Journal
 
@@ -191,15 +191,15 @@ def test_a_restart_follows_on_a_failure_and_a_start_does_not(tmp_path: Path) -> 
             journal.add(run, end)
         expected.append((told["after_failure"], again))
     assert [told for told, _ in expected] == [wanted for _, wanted in expected]
-    assert lives_of(journal.events()) == Lives(starts=3, restarts=3, begun_ms=6000)
+    assert lives_of(journal.events()) == StartCount(starts=3, restarts=3, begun_ms=6000)
     # The oldest events are let go, and nothing is forgotten with them.
-    assert lives_of(journal.events()[-2:]) == Lives(starts=3, restarts=3, begun_ms=6000)
+    assert lives_of(journal.events()[-2:]) == StartCount(starts=3, restarts=3, begun_ms=6000)
 
 
 def test_restarts_of_an_earlier_release_are_counted_by_how_the_runs_ended() -> None:
     kinds = [(1, "started"), (1, "restarting"), (2, "started"), (2, "stopped"), (3, "started"), (4, "started")]
     events = [Event(1000 * at, run, kind) for at, (run, kind) in enumerate(kinds, 1)]
-    assert lives_of(events) == Lives(starts=2, restarts=2, begun_ms=5000)
+    assert lives_of(events) == StartCount(starts=2, restarts=2, begun_ms=5000)
 
 
 def test_a_failed_checkpoint_tells_its_cause(job: Path) -> None:

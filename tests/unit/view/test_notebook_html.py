@@ -12,7 +12,7 @@ from cairn.api.savepoint import Savepoint
 from cairn.errors import InvalidInputError
 from cairn.snapshots.resolver import open_snapshot
 from cairn.view.job_reader import JobReader
-from cairn.view.notebook_html import ROWS, Checkpoints, job_html, sparkline, table
+from cairn.view.notebook_html import ROWS, CheckpointTable, job_html, sparkline, table
 from cairn.view.plots import plot
 
 
@@ -31,12 +31,12 @@ def test_a_job_says_whether_it_is_fine(folder: Path) -> None:
 
 
 def test_checkpoints_are_a_table_and_a_list() -> None:
-    many = Checkpoints([info(number, START + number) for number in range(40, 0, -1)])
+    many = CheckpointTable([info(number, START + number) for number in range(40, 0, -1)])
     text = many._repr_html_()
     assert text.count("<tr>") == ROWS + 1
     assert "and 28 more" in text
     assert many[0].id == 40
-    assert "no checkpoints" in Checkpoints()._repr_html_()
+    assert "no checkpoints" in CheckpointTable()._repr_html_()
 
 
 def test_a_snapshot_lists_its_states(folder: Path) -> None:
