@@ -83,7 +83,7 @@ class EventBus:
                 try:
                     listener(event)
                 except Exception:  # noqa: BLE001 - whatever it was, the job must not suffer
-                    _log.exception("a listener of %s raised; the job goes on", type(event).__name__)
+                    _log.exception("a listener of %s raised; the job continues", type(event).__name__)
 
 
 PROCESS_EVENTS = EventBus()

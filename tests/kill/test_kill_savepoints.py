@@ -77,5 +77,5 @@ def test_killed_between_a_savepoint_and_the_stop_that_it_was_for(
     """C12: the next run says which of the two holds."""
     assert trial.run(savepoint=wanted(tmp_path, stop=True, kill="stopping")) == -signal.SIGKILL, trial.log()
     trial.finish(spark)
-    assert "died on the way. Savepoint" in trial.log()
-    assert "is complete and holds epoch" in trial.log()
+    assert "crashed while it was being stopped with a savepoint. Savepoint" in trial.log()
+    assert "is complete and contains epoch" in trial.log()

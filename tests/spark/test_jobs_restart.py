@@ -46,16 +46,16 @@ ROWS = numbered_rows(240, 19, seed=7)
 def test_a_second_start_with_nothing_new_says_so(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     lab.feed(ROWS)
     lab.oracle()
-    assert "goes on" not in caplog.text
+    assert "resumes" not in caplog.text
     assert "nothing new" not in caplog.text
     lab.oracle()
-    assert "job oracle goes on from epoch 0 (run 2)" in caplog.messages
-    assert "job oracle has finished: there was nothing new to read since epoch 0" in caplog.messages
+    assert "job oracle resumes from epoch 0 (run 2)" in caplog.messages
+    assert "job oracle has finished: no new input since epoch 0" in caplog.messages
     caplog.clear()
     env = lab.env().set_trigger(processing_time="0 seconds")
     lab.stream(env).key_by("key").process(Oracle(), OUTPUT, uid="oracle").sink_to(FileSink(str(lab.output)), uid="out")
     waiting = env.execute_async("oracle")
-    until(lambda: "job oracle waits for input: there is nothing new to read since epoch 0" in caplog.messages)
+    until(lambda: "job oracle is waiting for input: no new input since epoch 0" in caplog.messages)
     waiting.cancel()
 
 

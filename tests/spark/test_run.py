@@ -77,7 +77,7 @@ def test_a_run_is_followed_interrupted_and_goes_on(tmp_path: Path) -> None:
     summary = events[-1]
     (job,) = summary["jobs"]
     assert (summary["event"], summary["exit_code"], job["state"]) == ("summary", 130, "CANCELED")
-    assert f"Kept: epoch {job['epoch']} and all before it" in told
+    assert f"committed up to epoch {job['epoch']}" in told
     assert f"cairn run JOB.py -s {job['checkpoint']}" in told
     assert (Path(job["checkpoint"]) / "_metadata").exists(), "what is interrupted keeps its checkpoints"
 

@@ -31,7 +31,7 @@ def test_a_listener_that_raises_costs_nobody_anything(caplog: pytest.LogCaptureF
     bus.subscribe(JobEvent, heard.append)
     bus.publish(CheckpointCompleted("job", 3))
     assert heard == [CheckpointCompleted("job", 3)]
-    assert "a listener of CheckpointCompleted raised; the job goes on" in caplog.text
+    assert "a listener of CheckpointCompleted raised; the job continues" in caplog.text
 
 
 def test_who_has_unsubscribed_hears_no_more() -> None:

@@ -81,12 +81,12 @@ def note_damage(files: FileSystem, failure: CorruptFileError) -> CorruptFileErro
     with contextlib.suppress(CairnError):
         usable = next((c for c in reversed(CheckpointStore(files).current()) if _spared(files, c, failure)), None)
     if usable is None:
-        advice += "; no checkpoint without that file is there, so bring it back from a copy first."
+        advice += "; all checkpoints need that file, so restore it from a backup first."
     else:
         path = f"{files.root}/{layout.checkpoint_folder(usable.id)}"
         advice += (
-            f" and, where some is damaged, goes back to the newest intact checkpoint: {path}, unless that is damaged, "
-            f"too. To go back to it by hand, `cairn run JOB.py -s {shell_word(path)}`."
+            f" and, if some of it is damaged, falls back to the newest intact checkpoint: {path}, unless that is "
+            f"damaged, too. To restore it yourself: `cairn run JOB.py -s {shell_word(path)}`."
         )
     explained = CorruptFileError(f"{failure.message.rstrip('. ')}. {advice}", **failure.facts)
     explained.__cause__ = failure.__cause__

@@ -12,13 +12,13 @@ _log = get_logger("cairn.job")
 
 def tell_start(name: str, run: int, epoch: int) -> None:
     """A run goes on from an epoch that an earlier one committed."""
-    _log.warning("job %s goes on from epoch %d (run %d)", name, epoch, run)
+    _log.warning("job %s resumes from epoch %d (run %d)", name, epoch, run)
 
 
 def tell_end(name: str, epoch: int | None, epochs: int) -> None:
     """A job has finished after so many epochs of its own."""
     if epoch is not None and epochs == 0:
-        _log.warning("job %s has finished: there was nothing new to read since epoch %d", name, epoch)
+        _log.warning("job %s has finished: no new input since epoch %d", name, epoch)
 
 
 class NothingNew:
@@ -41,7 +41,7 @@ class NothingNew:
             self._done = True
         elif self._waits():
             self._done = True
-            _log.warning("job %s waits for input: there is nothing new to read since epoch %d", self._name, self._epoch)
+            _log.warning("job %s is waiting for input: no new input since epoch %d", self._name, self._epoch)
 
     def _waits(self) -> bool:
         try:

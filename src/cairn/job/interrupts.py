@@ -63,7 +63,7 @@ def _last_checkpoint(job: Interruptible, gate: EpochGate, coordinator: Checkpoin
         return 0  # the job is being stopped already, with a savepoint
     deadline = time.monotonic() + PATIENCE
     if not gate.shut(PATIENCE):
-        _log.warning("the running epoch has not ended within %.0f s, so there is no last checkpoint", PATIENCE)
+        _log.warning("no last checkpoint was taken, because the running epoch did not end within %.0f s", PATIENCE)
         return 0
     epoch = coordinator.current_epoch()
     if epoch < 0:
@@ -76,16 +76,16 @@ def _last_checkpoint(job: Interruptible, gate: EpochGate, coordinator: Checkpoin
         return coordinator.request().wait(max(1.0, deadline - time.monotonic())).id
     except (CairnError, TimeoutError, OSError) as error:
         reason = error.message if isinstance(error, CairnError) else str(error)
-        _log.warning("there is no last checkpoint: %s", reason)
+        _log.warning("no last checkpoint was taken: %s", reason)
         return 0
 
 
 def _kept(epoch: int, directory: str, checkpoint: int, cut: bool = False) -> str:
     """What is left of an interrupted job, and how to go on."""
     if epoch < 0:
-        return "No epoch was committed: started again, it begins anew; nothing is lost."
-    progress = f"Kept: epoch {epoch} and all before it, in {directory}"
-    again = "; start it again to go on from there" + (", the epoch that was cut off is repeated" if cut else "")
+        return "No epoch was committed. The next start begins with empty state; nothing is lost."
+    progress = f"The job is committed up to epoch {epoch}, in {directory}"
+    again = "; start it again to resume from there" + (", repeating the interrupted epoch" if cut else "")
     if not checkpoint:
         return f"{progress}{again}."
     path = os.path.join(directory, layout.checkpoint_folder(checkpoint))

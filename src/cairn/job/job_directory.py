@@ -24,8 +24,8 @@ def driver_directory() -> str:
 def jobmanager_directory() -> str:
     """The directory of a job with `JobManagerCheckpointStorage`."""
     _log.warning(
-        "state and checkpoints are held by the driver (JobManagerCheckpointStorage): when it ends they are gone, and "
-        "the job starts anew; set execution.checkpointing.dir to keep them"
+        "the driver holds state and checkpoints (JobManagerCheckpointStorage): they are deleted when it ends, and the "
+        "next start begins with empty state; set execution.checkpointing.dir to keep them"
     )
     return driver_directory()
 

@@ -130,7 +130,7 @@ def _stop(context: StopContext, order: SavepointOrder, timeout: float) -> Checkp
         if gate.ended:
             raise CheckpointFailedError("the job is ending already, so it is not stopped with a savepoint")
         raise CheckpointFailedError(
-            f"the running epoch did not end within {timeout:.0f} s, so the job was not stopped; it goes on"
+            f"the running epoch did not end within {timeout:.0f} s, so the job was not stopped; it continues"
         )
     try:
         _write_note(context.files, note)
@@ -144,8 +144,8 @@ def _stop(context: StopContext, order: SavepointOrder, timeout: float) -> Checkp
         current = coordinator.current_epoch()
         if info.epoch != current:
             raise CheckpointFailedError(
-                f"savepoint {info.path} was made by this request before, at epoch {info.epoch}; the job has gone on to "
-                f"epoch {current} since and was not stopped. Ask again with another request id.",
+                f"savepoint {info.path} was already taken by this request, at epoch {info.epoch}; the job is now at "
+                f"epoch {current} and was not stopped. Use another request id.",
                 path=info.path,
             )
     except BaseException:
@@ -157,9 +157,9 @@ def _stop(context: StopContext, order: SavepointOrder, timeout: float) -> Checkp
     last = coordinator.current_epoch()
     if last != info.epoch:
         raise CheckpointFailedError(
-            f"the job has stopped, but epoch {last} was committed after savepoint {info.path}, which holds epoch "
-            f"{info.epoch}. Nothing is lost: start the job again without the savepoint, it goes on from epoch {last}; "
-            "another job that starts from the savepoint would process the rows since then a second time.",
+            f"the job has stopped, but epoch {last} was committed after savepoint {info.path}, which contains epoch "
+            f"{info.epoch}. Nothing is lost: start the job again without the savepoint to resume from epoch {last}; "
+            "another job that starts from the savepoint would process the rows since then again.",
             path=info.path,
         )
     return info
@@ -170,8 +170,9 @@ def _known(coordinator: CheckpointCoordinator, order: SavepointOrder) -> Checkpo
     known = coordinator.known_savepoint(order)
     if known is not None and known.order is not None and known.order.drained != order.drained:
         raise CheckpointFailedError(
-            f"request '{order.request}' was used before for a savepoint {'with' if known.order.drained else 'without'} "
-            "drain, so the job was not stopped; it goes on. Ask again with another request id."
+            f"request '{order.request}' was already used for a savepoint "
+            f"{'with' if known.order.drained else 'without'} drain, so the job was not stopped; it continues. "
+            "Use another request id."
         )
     return known
 
@@ -181,8 +182,8 @@ def _wait(request: CheckpointRequest, deadline: float, timeout: float) -> Checkp
         return request.wait(max(0.1, deadline - time.monotonic()))
     except TimeoutError:
         raise TimeoutError(
-            f"the savepoint has not ended within {timeout:.0f} s, so the job was not stopped; it goes on, and the "
-            "savepoint is still being written. To stop the job, ask again with another request id."
+            f"the savepoint did not complete within {timeout:.0f} s, so the job was not stopped; it continues, and the "
+            "savepoint is still being written. To stop the job, use another request id."
         ) from None
 
 
@@ -190,7 +191,9 @@ def _drain(gate: EpochGate, loop: Draining, deadline: float) -> None:
     loop.draining = True
     try:
         if not gate.one_more(max(0.1, deadline - time.monotonic())):
-            raise CheckpointFailedError("no last epoch came to fire timers in, so the job was not stopped; it goes on")
+            raise CheckpointFailedError(
+                "there was no last epoch to fire timers in, so the job was not stopped; it continues"
+            )
     finally:
         loop.draining = False
 
@@ -215,16 +218,16 @@ def tell_of_unfinished_stops(files: FileSystem, job_id: str, epoch: int) -> list
         try:
             note = msgspec.json.decode(files.read(info.path), type=StopNote)
             path = savepoint_path(note.directory, job_id, note.request)
-            text = f"run {note.run} was being stopped with a savepoint and died on the way. "
+            text = f"run {note.run} crashed while it was being stopped with a savepoint. "
             try:
                 at = read_savepoint(path).epoch
                 text += (
-                    f"Savepoint {path} is complete and holds epoch {at}; the job goes on from epoch {epoch}, in its "
-                    "own history. Start another job from the savepoint only if this one is stopped first: both would "
-                    "process the same rows."
+                    f"Savepoint {path} is complete and contains epoch {at}; the job resumes from its own "
+                    f"epoch {epoch}. Start another job from the savepoint only if this one is stopped first: both "
+                    "would process the same rows."
                 )
             except NotFoundError:
-                text += f"There is no savepoint; the job goes on from epoch {epoch}."
+                text += f"There is no savepoint; the job resumes from epoch {epoch}."
             _log.warning("%s", text)
             messages.append(text)
             files.delete(info.path)

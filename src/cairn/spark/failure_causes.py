@@ -24,10 +24,10 @@ def other_sources(text: str) -> IncompatibleStateError | None:
     if counts is None:
         return None
     return IncompatibleStateError(
-        f"the job was started with {counts.group(1)} source(s) and now has {counts.group(2)}; their positions are kept "
-        "by number, so it cannot go on. Read as many sources as before: a stream that feeds two branches counts twice, "
-        "and the first operator with on_timer adds one. Or stop it with a savepoint and start from that: there, "
-        "sources may change. The stored state is intact.",
+        f"the job was started with {counts.group(1)} source(s) and now has {counts.group(2)}; their positions are "
+        "stored by number, so it cannot resume. Read the same number of sources as before: a stream that feeds two "
+        "branches counts twice, and the first operator with on_timer adds one. Or stop it with a savepoint and start "
+        "from it: then sources may change. The stored state is intact.",
     )
 
 
@@ -38,8 +38,8 @@ def other_writer(text: str) -> EpochFailedError | None:
         return None
     where = f" ({log.group(1)})" if log is not None else ""
     return EpochFailedError(
-        f"somebody else wrote to Spark's log of this job{where}, and no newer run has taken the job: an older run that "
-        "had not noticed yet that this one has it, or a query that is none of cairn's. Nothing was committed twice, "
+        f"another process wrote to Spark's log of this job{where}, although no newer run owns the job: an older run "
+        "that has not noticed this run yet, or a query outside of cairn. Nothing was committed twice, "
         "and the last committed epoch is intact. End the other process and start the job again.",
         **{OUTSIDE: True, COLLISION: True},
     )
@@ -50,7 +50,7 @@ def jvm_gone(name: str, error: Exception) -> EpochFailedError | None:
     if not isinstance(error, (ConnectionError, EOFError, Py4JNetworkError)):
         return None
     return EpochFailedError(
-        f"job '{name}' failed: Spark's JVM is gone ({error or type(error).__name__}). It was killed, ran out of "
+        f"job '{name}' failed: Spark's JVM has ended ({error or type(error).__name__}). It was killed, ran out of "
         "memory, or the session was stopped; its own log, or that of the operating system, says why. The last "
         "committed epoch is intact: start the job again in a new process.",
         **{OUTSIDE: True, JVM_GONE: True},

@@ -276,7 +276,7 @@ def test_a_job_that_goes_on_and_waits_says_so_once(caplog: pytest.LogCaptureFixt
     query.streaming_query.status["message"] = "Waiting for data to arrive"
     idle.look()
     idle.look()
-    assert caplog.messages == ["job Job waits for input: there is nothing new to read since epoch 7"]
+    assert caplog.messages == ["job Job is waiting for input: no new input since epoch 7"]
 
 
 @pytest.mark.parametrize(("epoch", "epochs"), [(None, 0), (7, 1)], ids=["a first start", "something new"])
@@ -290,4 +290,4 @@ def test_a_job_with_something_to_do_says_nothing(
 
 def test_a_job_that_finishes_without_an_epoch_says_so(caplog: pytest.LogCaptureFixture) -> None:
     tell_end("Job", 7, 0)
-    assert caplog.messages == ["job Job has finished: there was nothing new to read since epoch 7"]
+    assert caplog.messages == ["job Job has finished: no new input since epoch 7"]

@@ -70,7 +70,7 @@ def test_a_last_checkpoint_is_taken_and_named(tmp_path: Path, caplog: pytest.Log
     text = ended(Job(tmp_path), coordinator, caplog)
     assert coordinator.asked == 1
     assert "takes a last checkpoint" in caplog.messages[0]
-    assert f"epoch 3 and all before it, in {tmp_path}" in text
+    assert f"committed up to epoch 3, in {tmp_path}" in text
     assert f"cairn run JOB.py -s {tmp_path}/chk-7" in text
 
 
@@ -90,13 +90,13 @@ def test_a_checkpoint_that_cannot_be_had_costs_nothing_else(
 ) -> None:
     text = ended(Job(tmp_path), Coordinator(error), caplog)
     assert any("no last checkpoint" in message for message in caplog.messages)
-    assert "epoch 3 and all before it" in text
+    assert "committed up to epoch 3" in text
     assert "chk-" not in text
 
 
 def test_without_checkpoints_the_epoch_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = ended(Job(tmp_path), Coordinator(periodic=False), caplog)
-    assert "start it again to go on from there" in text
+    assert "start it again to resume from there" in text
     caplog.clear()
     assert "No epoch was committed" in ended(Job(tmp_path), Coordinator(epoch=-1), caplog)
 
@@ -110,7 +110,7 @@ def test_an_epoch_without_end_is_not_waited_for(
     coordinator = Coordinator()
     ended(Job(tmp_path), coordinator, caplog, gate)
     assert coordinator.asked == 0
-    assert any("has not ended within" in message for message in caplog.messages)
+    assert any("did not end within" in message for message in caplog.messages)
 
 
 def test_a_job_that_is_being_stopped_is_left_to_that(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +127,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureF
         wind_down(job, EpochGate(), Coordinator(KeyboardInterrupt()), lambda: None)  # type: ignore[arg-type]
     assert "ends at once" in caplog.messages[-1]
     assert "epoch 3" in caplog.messages[-1]
-    assert "repeated" in caplog.messages[-1]
+    assert "repeating the interrupted epoch" in caplog.messages[-1]
     assert job.told == []
 
 

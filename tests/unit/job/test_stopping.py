@@ -121,7 +121,7 @@ def test_a_stop_that_was_asked_for_again_after_the_job_has_gone_on(tmp_path: Pat
     assert (again.epoch, ended) == (3, [True]), "killed before it stopped, and nothing has happened since"
     world.commit(4)
     error, ended = stopped(world, EpochGate(), SavepointOrder("/sp", "same"))
-    assert "has gone on to epoch 4" in str(error)
+    assert "the job is now at epoch 4" in str(error)
     assert ended == []
 
 
@@ -137,7 +137,7 @@ def test_a_new_run_tells_what_became_of_a_stop(tmp_path: Path) -> None:
     made = savepoint_of(tmp_path / "job", tmp_path / "sp")
     Path(made).rename(savepoint_path(str(tmp_path / "sp"), "harness", "done"))
     complete, lost = tell_of_unfinished_stops(files, "harness", 0)
-    assert "is complete and holds epoch 0" in complete
+    assert "is complete and contains epoch 0" in complete
     assert "There is no savepoint" in lost
     assert tell_of_unfinished_stops(files, "harness", 0) == []
 

@@ -98,13 +98,15 @@ def test_a_stop_that_gives_up_makes_room_for_another(tmp_path: Path, monkeypatch
         written.set()
         error = first.ended()
     assert isinstance(error, TimeoutError)
-    assert "was not stopped; it goes on" in str(error)
+    assert "was not stopped; it continues" in str(error)
     complete(world)
     assert gate.enter(), "the stream goes on"
     world.commit(4)
     gate.leave()
     again = served(world, Stopping(world, gate, SavepointOrder("/sp", "first")).ended)
-    assert "has gone on to epoch 4" in str(again), "the savepoint that was finished later is not taken for this stop's"
+    assert "the job is now at epoch 4" in str(again), (
+        "the savepoint that was finished later is not taken for this stop's"
+    )
     assert served(world, Stopping(world, gate, SavepointOrder("/sp", "second")).ended).epoch == 4
 
 
@@ -169,7 +171,7 @@ def test_nothing_is_drained_for_a_savepoint_that_exists(tmp_path: Path) -> None:
     threading.Thread(target=stream, daemon=True).start()
     error, ended = stopped(world, gate, order, loop)
     gate.end(5)
-    assert "was made by this request before, at epoch 3" in str(error)
+    assert "was already taken by this request, at epoch 3" in str(error)
     assert (ended, any(drained)) == ([], False)
     error, ended = stopped(world, EpochGate(), SavepointOrder("/sp", "same"), loop)
     assert "for a savepoint with drain, so the job was not stopped" in str(error)
@@ -189,7 +191,7 @@ def test_an_epoch_after_the_savepoint_is_told(tmp_path: Path) -> None:
 
     error = served(world, call)
     assert isinstance(error, CheckpointFailedError)
-    assert "epoch 4 was committed after savepoint /sp/savepoint-1, which holds epoch 3" in error.message
+    assert "epoch 4 was committed after savepoint /sp/savepoint-1, which contains epoch 3" in error.message
 
 
 def test_a_job_that_is_ending_is_not_stopped_once_more(tmp_path: Path) -> None:

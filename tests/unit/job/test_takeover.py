@@ -194,7 +194,7 @@ def test_it_gives_up_after_three_times_and_keeps_its_checkpoints(
     assert job.restarts == 3
     error = job.exception()
     assert isinstance(error, EpochFailedError)
-    assert "somebody else wrote to Spark's log of this job (file:/jobs/j/spark/sources/0)" in error.message
+    assert "another process wrote to Spark's log of this job (file:/jobs/j/spark/sources/0)" in error.message
     assert "End the other process" in error.message
     assert world.store.numbers() == [1]
 
@@ -236,7 +236,7 @@ def test_a_dead_jvm_is_told_by_its_name_and_ends_the_job(tmp_path: Path, strateg
     job.supervise()
     error = job.exception()
     assert isinstance(error, EpochFailedError)
-    assert "Spark's JVM is gone" in error.message
+    assert "Spark's JVM has ended" in error.message
     assert "start the job again in a new process" in error.message
     assert world.store.numbers() == [1], "nothing is wrong with the job"
 
@@ -253,7 +253,7 @@ def test_a_jvm_that_dies_before_the_restart_ends_the_job(tmp_path: Path) -> None
     restarting(job, restart)
     job.supervise()
     assert len(calls) == 1
-    assert "Spark's JVM is gone" in str(job.exception())
+    assert "Spark's JVM has ended" in str(job.exception())
 
 
 def test_a_connection_of_the_users_own_that_breaks_is_not_taken_for_the_jvm(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_lost_connection_is_a_lost_jvm_only_if_that_does_not_answer() -> None:
     refused = ConnectionRefusedError(111, "Connection refused")
     told = lost_jvm("wide", _Query(answers=False), refused)
     assert told is not None
-    assert "Spark's JVM is gone" in told.message
+    assert "Spark's JVM has ended" in told.message
     assert lost_jvm("wide", _Query(answers=True), refused) is None  # a sink's own database, for example
     assert lost_jvm("wide", _Query(answers=False), ValueError("no")) is None
     assert lost_jvm("wide", _Query(answers=False), None) is None
