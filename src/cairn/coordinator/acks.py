@@ -1,4 +1,4 @@
-"""Which acknowledgements count. Pure: values in, values or an error out."""
+"""Decides which acknowledgements of tasks count. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def accept(acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[
       that all of them made the same changes; otherwise readers of the output may have seen either, and the epoch fails.
     * None for a subtask (only a part of the output was read): the epoch fails.
     """
-    found: dict[tuple[str, int], TaskAck] = {}
+    newest: dict[tuple[str, int], TaskAck] = {}
     for ack in acks:
         if ack.epoch != context.epoch or ack.run != context.run:
             continue
@@ -27,7 +27,7 @@ def accept(acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[
                 f"instead of {context.parent_commit or 'none'}; epoch {context.epoch} is refused",
                 uid=ack.uid,
             )
-        known = found.get((ack.uid, ack.subtask))
+        known = newest.get((ack.uid, ack.subtask))
         if known is not None and _changes(known) != _changes(ack):
             raise EpochFailedError(
                 f"operator '{ack.uid}', subtask {ack.subtask}: two attempts of epoch {context.epoch} made different "
@@ -36,10 +36,10 @@ def accept(acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[
                 uid=ack.uid,
             )
         if known is None or ack.attempt > known.attempt:
-            found[ack.uid, ack.subtask] = ack
+            newest[ack.uid, ack.subtask] = ack
     accepted: dict[str, list[TaskAck]] = {}
     for uid, count in parallelism.items():
-        missing = [subtask for subtask in range(count) if (uid, subtask) not in found]
+        missing = [subtask for subtask in range(count) if (uid, subtask) not in newest]
         if missing:
             raise EpochFailedError(
                 f"operator '{uid}': {len(missing)} of {count} subtasks did not finish epoch {context.epoch} (first: "
@@ -48,7 +48,7 @@ def accept(acks: Iterable[TaskAck], context: EpochContext, parallelism: Mapping[
                 "committed one is intact.",
                 uid=uid,
             )
-        accepted[uid] = [found[uid, subtask] for subtask in range(count)]
+        accepted[uid] = [newest[uid, subtask] for subtask in range(count)]
     return accepted
 
 

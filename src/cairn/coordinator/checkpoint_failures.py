@@ -50,7 +50,7 @@ class CheckpointFailures:
         for end in ends:
             try:
                 self._clean_up(end)
-            except Exception:  # noqa: BLE001 - whoever waits must hear of the end in any case
+            except Exception:  # noqa: BLE001 - the request must end in any case
                 _log.exception("while giving up checkpoint %d", end.info.id)
             finally:
                 end.pending.request.end(end.info)

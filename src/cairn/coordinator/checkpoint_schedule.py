@@ -58,7 +58,7 @@ class CheckpointSchedule:
             self._queue.append(CheckpointRequest(not self._settings.incremental, periodic=True))
 
     def startable(self, now: int, may_start: Callable[[CheckpointRequest], bool]) -> Iterator[CheckpointRequest]:
-        """Take the requests that start now. `may_start` is asked about each after those before it have started."""
+        """Take the requests that start now. `may_start` is called for each after those before it have started."""
         for request in list(self._queue):
             if not may_start(request):
                 continue

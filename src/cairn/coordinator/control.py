@@ -1,10 +1,10 @@
-"""The coordinator's thread, and requests to a running job as files: who can write its directory can ask, with no port.
+"""The coordinator's thread, and requests to a running job as files in its directory.
 
-A request is `control/<id>` with a JSON document; the job removes it and answers with `control/<id>.done`.
-Requests that were there before the run started are answered too, except that a stop or cancel which nobody can be
-waiting for any more is refused; answers are removed by whoever asked, or after a day. The id is the asker's: asking
-again with the same one never makes a second savepoint. An answer says what it was asked, so that it is never taken for
-another's.
+Whoever can write the directory can send a request, without a port: `control/<id>` with a JSON document. The job removes
+it and answers with `control/<id>.done`. It also answers requests that were there before the run started, but refuses a
+stop or cancel that is so old that nobody waits for it any more. The sender removes the answer; otherwise it goes after
+a day. The sender chooses the id: sending a request again with the same id never makes a second savepoint. An answer
+repeats what was requested, so that it is never taken for that of another request.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from cairn.storage.manifest_store import Runs
 
 _log = get_logger("cairn.checkpoint")
 PATIENCE = 30.0
-"""Seconds after which a job that has not even taken a request up is held to be down."""
+"""Seconds after which a job that has not taken up a request is held to be down."""
 _KEPT_SECONDS = 86_400.0
 _LATE = 2.0
-"""Of `PATIENCE`: a request to end the job that is found so old was left by somebody who has gone."""
+"""Times `PATIENCE`: the age at which a request to end the job is refused, since its sender has given up."""
 _ENDINGS = ("stop", "cancel")
 LOOK_SECONDS = 1.0
 """How often a run looks whether a newer one has taken its job."""
 
 Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo | None]]
-"""Begins what a request asks for, and returns what waits for its end; `ValueError` for a request that is none."""
+"""Starts what is requested, and returns a function that waits for its end; `ValueError` if the request is invalid."""
 
 
 class Control:
@@ -97,9 +97,9 @@ class Control:
             self._taken.discard(path)
 
     def _overtaken(self, path: str, present: set[str]) -> bool:
-        """Whether a file tells what the start of this run made untrue; it is removed then.
+        """Whether a file is outdated by the start of this run; it is removed then.
 
-        That is: an answer that the job has ended, and a sign that a request was heard which is not there any more.
+        That is an answer which says that the job has ended, and the mark of a request that is gone.
         """
         if path.endswith(layout.TAKEN_UP) and path.removesuffix(layout.TAKEN_UP) not in present:
             self._files.delete(path)
@@ -110,8 +110,8 @@ class Control:
             answer = msgspec.json.decode(self._files.read(path), type=dict[str, Any])
         except (NotFoundError, msgspec.MsgspecError):
             return False
-        asked = answer.get("asked")
-        if not isinstance(asked, dict) or asked.get("action") not in _ENDINGS or "error" in answer:
+        question = answer.get("asked")
+        if not isinstance(question, dict) or question.get("action") not in _ENDINGS or "error" in answer:
             return False
         self._files.delete(path)
         return True
@@ -126,25 +126,25 @@ class Control:
         except CairnError as error:
             self._answer(path, {}, {"error": error.message})
             return
-        asked: dict[str, Any] = {}
+        question: dict[str, Any] = {}
         try:
-            asked = msgspec.json.decode(raw, type=dict[str, Any])
-            if asked.get("action") == "progress":
-                self._answer(path, asked, {"checkpoints": msgspec.to_builtins(self._coordinator.infos())})
+            question = msgspec.json.decode(raw, type=dict[str, Any])
+            if question.get("action") == "progress":
+                self._answer(path, question, {"checkpoints": msgspec.to_builtins(self._coordinator.infos())})
                 return
-            action = self._actions.get(asked.get("action", ""))
+            action = self._actions.get(question.get("action", ""))
             if action is None:
-                raise ValueError(f"unknown request {asked}")
-            _refuse_late(asked, info)
-            wait_for_end = action({**asked, "id": path.rsplit("/", 1)[-1]})
+                raise ValueError(f"unknown request {question}")
+            _refuse_late(question, info)
+            wait_for_end = action({**question, "id": path.rsplit("/", 1)[-1]})
         except CairnError as error:
-            self._answer(path, asked, {"error": error.message})
+            self._answer(path, question, {"error": error.message})
             return
         except (ValueError, msgspec.MsgspecError) as error:
-            self._answer(path, asked, {"error": f"not a request: {error}"})
+            self._answer(path, question, {"error": f"not a request: {error}"})
             return
-        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it, and the next request is served
-            self._answer(path, asked, {"error": _told(error)})
+        except Exception as error:  # noqa: BLE001 - the sender gets an answer, and the next request is served
+            self._answer(path, question, {"error": _message(error)})
             return
 
         with suppress(FileExistsError, CairnError, OSError):
@@ -154,42 +154,42 @@ class Control:
             try:
                 info = wait_for_end()
                 answer = {"done": True} if info is None else {"checkpoint": msgspec.to_builtins(info)}
-            except Exception as error:  # noqa: BLE001 - whatever it was, whoever asked must hear of it
-                answer = {"error": _told(error)}
-            self._answer(path, asked, answer)
+            except Exception as error:  # noqa: BLE001 - whatever it was, the sender gets an answer
+                answer = {"error": _message(error)}
+            self._answer(path, question, answer)
 
         thread = threading.Thread(target=wait, name="cairn-control", daemon=True)
         with self._lock:
             self._waiting = [*(known for known in self._waiting if known.is_alive()), thread]
             thread.start()
 
-    def _checkpoint(self, asked: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
-        if asked.get("full") not in (None, True, False):
-            raise ValueError(f"full is true or false, not {asked['full']!r}")
-        return self._coordinator.request(asked.get("full")).wait
+    def _checkpoint(self, question: Mapping[str, Any]) -> Callable[[], CheckpointInfo]:
+        if question.get("full") not in (None, True, False):
+            raise ValueError(f"full is true or false, not {question['full']!r}")
+        return self._coordinator.request(question.get("full")).wait
 
-    def _answer(self, path: str, asked: Mapping[str, Any], answer: dict[str, Any]) -> None:
-        """Answer a request. It goes first: if the job dies here, the next run must not be stopped by it again."""
-        told = msgspec.json.encode({"asked": _gist(asked), **answer})
+    def _answer(self, path: str, question: Mapping[str, Any], answer: dict[str, Any]) -> None:
+        """Answer a request. The request is deleted first: if the job dies here, it must not stop the next run."""
+        document = msgspec.json.encode({"asked": _gist(question), **answer})
         try:
             self._files.delete(path)
             self._files.delete(path + layout.TAKEN_UP)
-            self._forget(path)  # once the answer is there, the same id may be asked again
+            self._forget(path)  # once the answer is there, the same id may be sent again
             try:
-                self._files.create(path + layout.ANSWERED, told)
-            except FileExistsError:  # answered before the job was killed, and asked again
+                self._files.create(path + layout.ANSWERED, document)
+            except FileExistsError:  # answered before the job was killed, and sent again
                 self._files.delete(path + layout.ANSWERED)
-                self._files.create(path + layout.ANSWERED, told)
+                self._files.create(path + layout.ANSWERED, document)
         except (CairnError, OSError) as error:
             _log.warning("a request could not be answered: %s", error)
 
 
-def _gist(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells two requests with the same id apart."""
-    return {"action": asked.get("action"), "drain": bool(asked.get("drain"))}
+def _gist(question: Mapping[str, Any]) -> dict[str, Any]:
+    """What distinguishes two requests with the same id."""
+    return {"action": question.get("action"), "drain": bool(question.get("drain"))}
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, CairnError):
         return error.message
     if isinstance(error, TimeoutError) and str(error):
@@ -198,21 +198,24 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _refuse_late(asked: Mapping[str, Any], info: FileInfo) -> None:
-    """An end that was asked for long ago is no wish of today: who asked has given up, or was killed."""
+def _refuse_late(question: Mapping[str, Any], info: FileInfo) -> None:
+    """Refuse to end the job for a request whose sender has given up or was killed long ago."""
     age = time.time() - info.modified
-    if asked.get("action") in _ENDINGS and age > _LATE * PATIENCE:
+    if question.get("action") in _ENDINGS and age > _LATE * PATIENCE:
         raise CheckpointFailedError(
-            f"the request to {asked['action']} is {age:.0f} s old and was not taken up by this run in time, so the job "
-            "goes on; ask again if it is to end"
+            f"the request to {question['action']} is {age:.0f} s old and was not taken up by this run in time, so the "
+            "job goes on; ask again if it is to end"
         )
 
 
 class RunWatch:
-    """Looks about once a second whether a newer run has taken the job, and tells it once.
+    """Checks about once a second whether a newer run has taken the job, and reports that once.
 
-    The epoch loop looks too, but only when an epoch begins, and Spark writes its log before that: an old run at rest
+    The epoch loop checks too, but only when an epoch begins, and Spark writes its log before that: an old run at rest
     would wake with the first new rows, and put an entry into the log of the run that has the job now.
+
+    Threads: `look` belongs to the coordinator's thread. `end` may be called from any; a look that is under way may
+    still report.
     """
 
     def __init__(
@@ -240,7 +243,7 @@ class RunWatch:
             if not self._ended:  # a run that has ended is followed by the next one of the same job
                 self._ended = True
                 self._overtaken(error)
-        except (CairnError, OSError) as error:  # away for a moment: the next look, or the next epoch, tells
+        except (CairnError, OSError) as error:  # away for a moment: the next look, or the next epoch, will see
             _log.debug("cannot look for a newer run: %s", error)
 
     def end(self) -> None:
@@ -248,7 +251,10 @@ class RunWatch:
 
 
 class CheckpointThread:
-    """Calls the coordinator until it is stopped."""
+    """The coordinator's thread: serves requests and calls `step` until it is stopped.
+
+    Threads: started and stopped by the one that starts and ends the run.
+    """
 
     def __init__(
         self,
@@ -274,7 +280,7 @@ class CheckpointThread:
             try:
                 due = self._coordinator.step()
             except Exception:  # noqa: BLE001 - the next round may do better; the stream must not suffer
-                _log.exception("the checkpoint coordinator stumbled; it goes on")
+                _log.exception("a step of the checkpoint coordinator failed; the next one follows")
                 due = 1000.0
             if not self._stop.is_set():
                 self._coordinator.wait(due)
@@ -288,10 +294,10 @@ class CheckpointThread:
 
 
 def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: str = "") -> dict[str, Any] | None:
-    """The asking side: the job's answer, or None if it gave none in time. Whoever gives up takes the request back.
+    """Send a request to a job and wait for its answer; None if there is none in time, and the request is withdrawn.
 
-    `request` is the id to ask with; an answer that is there already under that id is taken, if it answers the same
-    question. `InvalidInputError` if the id stands for another one.
+    `request` is the id to send it with. An answer that is there already under that id is taken if it answers the same
+    question. `InvalidInputError` if the id stands for another question.
     """
     path = f"{layout.CONTROL}/{layout.checked_request(request) if request else uuid.uuid4().hex}"
     gist = _gist(question)
@@ -310,9 +316,9 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
         while time.monotonic() - began < timeout:
             answer = _answer_to(files, path)
             if answer is not None:
-                asked = answer.pop("asked", gist if fresh else {})  # a job of an older release does not tell
-                if asked != gist:
-                    raise _other_question(request, asked)
+                repeated = answer.pop("asked", gist if fresh else {})  # older releases do not repeat the question
+                if repeated != gist:
+                    raise _other_question(request, repeated)
                 files.delete(path + layout.ANSWERED)
                 return answer
             if files.exists(path + layout.TAKEN_UP):
@@ -326,7 +332,7 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
 
 
 def _answer_to(files: FileSystem, path: str) -> dict[str, Any] | None:
-    """The answer to a request, None while there is none. Another process that asks with the same id may take it."""
+    """The answer to a request, None while there is none. Another sender with the same id may take it."""
     if not files.exists(path + layout.ANSWERED):
         return None
     try:
@@ -336,12 +342,12 @@ def _answer_to(files: FileSystem, path: str) -> dict[str, Any] | None:
 
 
 def answered(files: FileSystem, request: str) -> bool:
-    """Whether an answer waits for whoever asks with this id."""
+    """Whether there is an answer to a request with this id."""
     return files.exists(f"{layout.CONTROL}/{layout.checked_request(request)}{layout.ANSWERED}")
 
 
 def _waiting_request(files: FileSystem, path: str) -> dict[str, Any] | None:
-    """What a request that waits under the same id asks for; None if there is none."""
+    """What a waiting request with the same id is for; None if there is none."""
     if not files.exists(path):
         return None
     try:
@@ -360,8 +366,8 @@ def _take_back(files: FileSystem, path: str) -> None:
         _log.warning("request %s could not be taken back, remove it by hand: %s", path, error)
 
 
-def _other_question(request: str, asked: Mapping[str, Any]) -> InvalidInputError:
-    what = str(asked.get("action") or "something else") + (" with drain" if asked.get("drain") else "")
+def _other_question(request: str, question: Mapping[str, Any]) -> InvalidInputError:
+    what = str(question.get("action") or "something else") + (" with drain" if question.get("drain") else "")
     return InvalidInputError(
         f"request id '{request}' was used to ask for another thing ({what}), whose answer is still to come or to be "
         "read: take another id, or ask for that again with this one to hear of it",

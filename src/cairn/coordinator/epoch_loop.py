@@ -1,7 +1,7 @@
 """The driver's main path: one epoch from Spark's call to the commit, top to bottom.
 
 1. If the epoch is committed already, roll it forward: publish its outputs (again) and return.
-2. Tell the tasks what to start from: the context, as a Spark local property.
+2. Announce to the tasks what to start from: the context, as a Spark local property.
 3. First phase of the sinks: run the job, put the output where nobody looks yet.
 4. Check the acknowledgements of the tasks.
 5. Publish the manifest, which also says what it makes superfluous. This is the commit: before it the epoch never
@@ -67,7 +67,7 @@ class Sink(Protocol):
 
 
 class Cluster(Protocol):
-    """The few things that the loop asks of Spark."""
+    """What the loop needs of Spark. Called on the loop's thread."""
 
     def announce(self, context: bytes) -> None:
         """Set the context for all tasks of the jobs that follow on this thread; forget earlier acknowledgements."""

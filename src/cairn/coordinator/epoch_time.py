@@ -54,7 +54,10 @@ def now_ms() -> int:
 
 
 class TimeKeeper:
-    """Decides on the time of each epoch of one run. Called by the epoch loop's thread only."""
+    """Decides on the processing time of each epoch of one run.
+
+    Threads: owned by the epoch loop's.
+    """
 
     def __init__(
         self,

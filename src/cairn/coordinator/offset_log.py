@@ -41,6 +41,8 @@ def parse_entry(text: str, where: str) -> OffsetEntry:
 class LocalOffsets:
     """The log of a query whose checkpointLocation is a local folder.
 
+    Threads: used by the epoch loop's thread only.
+
     Reading an entry also forces it to disk, with what it points to: the newest entry of each source's own log and the
     query's identity. A manifest must never outlive the positions that it was made for.
     """
@@ -62,13 +64,13 @@ class LocalOffsets:
 
     def _sync_sources(self) -> None:
         """Force what is new in the sources' logs, and once the query's identity, to disk."""
-        found = [os.path.join(self._root, layout.QUERY_ID)]
+        paths = [os.path.join(self._root, layout.QUERY_ID)]
         sources = os.path.join(self._root, layout.SOURCES)
         if os.path.isdir(sources):
             for source in os.scandir(sources):
                 entries = [entry.path for entry in os.scandir(source.path) if not entry.name.startswith(".")]
-                found += sorted(entries, key=os.path.getmtime)[-2:]
-        for path in found:
+                paths += sorted(entries, key=os.path.getmtime)[-2:]
+        for path in paths:
             if path not in self._synced and os.path.isfile(path):
                 self._sync(path)
                 self._synced.add(path)

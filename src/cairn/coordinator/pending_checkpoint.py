@@ -1,4 +1,4 @@
-"""A checkpoint on its way: who asked for it, how far it is, and what its end leaves to do."""
+"""A checkpoint in progress: its request, how far it is, and what is left to do when it fails."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ Snapshots = Mapping[str, list[StateHandle]]
 
 @dataclass(frozen=True, slots=True)
 class SavepointOrder:
-    """What a savepoint is asked for with."""
+    """Parameters of a savepoint request."""
 
     directory: str
     """The folder in which the savepoint gets a folder of its own."""
     request: str
-    """Who asks. The same request never makes a second savepoint."""
+    """The id of the request. The same id never makes a second savepoint."""
     drained: bool = False
     """All event-time timers have fired: the job has come to its end."""
 
 
 class CheckpointRequest:
-    """A checkpoint or savepoint that somebody asked for."""
+    """A request for a checkpoint or savepoint.
+
+    Threads: made by the one that requests, ended once by the coordinator's, waited for by any. The event is the
+    hand-over: the result is written before it is set, and read after it.
+    """
 
     def __init__(self, full: bool, periodic: bool = False, order: SavepointOrder | None = None) -> None:
         self.full = full
@@ -50,7 +54,7 @@ class CheckpointRequest:
         return self._info is not None and self._info.status is CheckpointStatus.FAILED
 
     def nothing_yet(self) -> str:
-        """Why it is refused before the job has an epoch, and what to do instead.
+        """Why the request is refused before the job has an epoch, and what to do instead.
 
         There is no position to put into a savepoint: a source that begins at its newest row, say, would begin at
         another one in the job that is started from it.
@@ -75,15 +79,19 @@ class CheckpointRequest:
 
 @dataclass
 class Pending:
-    """A checkpoint between its trigger and its end."""
+    """A checkpoint between its trigger and its end.
+
+    Threads: guarded by the ledger's `lock`, but for `writing` and `async_since`, which only the thread that holds
+    `work` writes.
+    """
 
     number: int
     request: CheckpointRequest
     trigger_ms: int
-    """The time of day."""
+    """By the wall clock."""
     since_ms: int
     deadline_ms: int
-    """Of the clock that only runs on, as `async_since`."""
+    """By the monotonic clock, as are `since_ms` and `async_since`."""
     type: CheckpointType = CheckpointType.CHECKPOINT
     waits_for: int | None = None
     """The running epoch whose end is the cut."""
@@ -96,7 +104,7 @@ class Pending:
     snapshots: Snapshots | None = None
     error: Exception | None = None
     finalizing: bool = False
-    """Its metadata is being written: it completes or fails, and is not given up any more."""
+    """Its metadata is being written: from here on it completes or fails, and cannot be aborted."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -108,7 +116,7 @@ class Pending:
         return self.manifest is not None and (not self.request.full or self.snapshots is not None)
 
     def info(self, status: CheckpointStatus) -> CheckpointInfo:
-        """What is told of it now."""
+        """Its statistics as far as they are known."""
         return CheckpointInfo(
             id=self.number,
             status=status,
@@ -122,7 +130,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class End:
-    """A checkpoint that was given up, and what is still to be done about it, outside of the lock."""
+    """A checkpoint that was aborted, and what is still to be done about it without the lock."""
 
     pending: Pending
     info: CheckpointInfo

@@ -1,4 +1,4 @@
-"""What the checkpoint coordinator is given: a clock, and those who write snapshots and savepoints beside the stream."""
+"""What the coordinator needs from outside: a clock, and runners that write snapshots and savepoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cairn.model.manifest import Manifest
 
 
 class Clock(Protocol):
-    """Two clocks: the one that people set, for what is told, and one that only runs on, for what is waited for."""
+    """The wall clock for times that people see, and the monotonic clock for timeouts. Called from any thread."""
 
     def now_ms(self) -> int:
-        """The time of day. It may jump, forwards and back."""
+        """The wall clock. It may jump, forwards and back."""
 
     def monotonic_ms(self) -> int:
         """Milliseconds since some moment: for deadlines, pauses and periods."""
@@ -30,13 +30,16 @@ class SystemClock:
 
 
 class SnapshotRunner(Protocol):
-    """Writes a full snapshot of a manifest's state into the folder of a checkpoint, beside the stream."""
+    """Writes a full snapshot of a manifest's state into the folder of a checkpoint, beside the stream.
+
+    Threads: called by the thread that does the coordinator's work.
+    """
 
     def start(self, number: int, manifest: Manifest, done: Callable[[Snapshots | Exception], None]) -> None:
         """Begin, and call `done` from any thread when all files are durable or it failed."""
 
     def cancel(self, number: int) -> None:
-        """Give it up; `done` may still be called."""
+        """Stop writing; `done` may still be called."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,16 @@ class WrittenSavepoint:
     epoch: int
     drained: bool = False
     sizes: Mapping[tuple[str, int], int] | None = None
-    """Bytes of the tables, by operator and subtask; None if nobody has told."""
+    """Bytes of the tables, by operator and subtask; None if that is not known."""
     spent: Mapping[tuple[str, int], float] = field(default_factory=dict)
     """Milliseconds until all tables of a subtask were durable; empty if that was not measured."""
 
 
 class SavepointRunner(Protocol):
-    """Writes savepoints beside the stream."""
+    """Writes savepoints beside the stream.
+
+    Threads: `find` and `progress` are called from any thread, the others by the one that does the coordinator's work.
+    """
 
     def find(self, order: SavepointOrder) -> WrittenSavepoint | None:
         """The savepoint that the same request has made before, in this run or in an earlier one."""
@@ -71,7 +77,7 @@ class SavepointRunner(Protocol):
         """The one step that makes the savepoint exist."""
 
     def cancel(self, number: int) -> None:
-        """Give it up and remove what was written; `done` may still be called."""
+        """Stop writing and remove what was written; `done` may still be called."""
 
 
 @dataclass(frozen=True, slots=True)

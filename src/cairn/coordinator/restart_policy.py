@@ -17,7 +17,10 @@ def worth_restarting(error: CairnError) -> bool:
 
 
 class RestartPolicy:
-    """One job's restarts. Told of each failure, it answers with a delay in milliseconds, or None: stay down."""
+    """Decides after each failure of a job when it is restarted, if at all.
+
+    Threads: owned by the one that supervises the job.
+    """
 
     def __init__(
         self, settings: RestartSettings, checkpoints: CheckpointSettings, chance: random.Random | None = None
@@ -31,7 +34,7 @@ class RestartPolicy:
         self._last_failure: int | None = None
 
     def next_delay(self, now_ms: int) -> int | None:
-        """The job has failed now."""
+        """The job has failed. Returns the milliseconds until its restart, or None if it stays down."""
         if self.type == "fixed-delay":
             return self._fixed()
         if self.type == "failure-rate":

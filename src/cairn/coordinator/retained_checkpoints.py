@@ -20,7 +20,7 @@ class Retained:
     """The newest completed checkpoints of a job. A run that a newer one has overtaken deletes nothing.
 
     Which checkpoints go is decided when another one is completed, whose metadata lists those that stay; only then are
-    the others deleted, after a look whether a newer run has the job. So whoever owns the job later agrees with a
+    the others deleted, after a look whether a newer run has the job. So a later owner of the job agrees with a
     deletion that comes late.
 
     Checkpoints that a restore in place gave up count as older than all others: they are the first to go. With one that
@@ -94,7 +94,7 @@ class Retained:
     def give_up(self, number: int) -> None:
         """A checkpoint of this run will not be completed. What it has written goes with the next deletions.
 
-        Called once more when whoever wrote for it has come to an end, since that may write until then.
+        Called once more when its snapshot has ended, which may write until then.
         """
         with self._lock:
             self._failed.add(number)
