@@ -155,7 +155,7 @@ def test_manifests_gone_while_spark_has_committed(world: World) -> None:
 def test_spark_log_gone_while_manifests_are_there(world: World) -> None:
     world.run(until=2)
     shutil.rmtree(world.root / "spark")
-    with pytest.raises(CorruptFileError, match="source positions are gone"):
+    with pytest.raises(CorruptFileError, match="source positions are lost"):
         world.run()
 
 
