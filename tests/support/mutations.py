@@ -220,7 +220,7 @@ def checkpoints_go_before_the_next_is_complete(patch: Patch) -> None:
 
 def a_request_makes_a_savepoint_every_time(patch: Patch) -> None:
     tokens = (f"{number:012x}" for number in itertools.count())
-    patch.setattr(savepoint_writer, "_token", lambda *named: next(tokens))
+    patch.setattr(savepoint_writer, "request_token", lambda *named: next(tokens))
 
 
 def a_savepoint_lacks_the_newest_changes(patch: Patch) -> None:

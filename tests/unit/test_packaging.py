@@ -169,7 +169,7 @@ def test_without_spark_every_public_name_loads_or_says_what_to_install() -> None
         "print(*needing)\n"
     )
     assert answer.returncode == 0, answer.stderr
-    assert {"JobHandle", "KeyedStream", "DataStream"} <= set(answer.stdout.split())
+    assert {"StreamExecutionEnvironment", "KeyedStream", "DataStream"} <= set(answer.stdout.split())
     assert not {"KeyedProcessFunction", "Types", "CairnError"} & set(answer.stdout.split())
 
 
