@@ -319,7 +319,7 @@ def test_wrong_tables_and_columns_are_refused_at_the_start(
 def test_url_and_table_name_are_checked() -> None:
     with pytest.raises(InvalidInputError, match="writes to PostgreSQL"):
         JdbcSink("jdbc:mysql://localhost/x", "t")
-    with pytest.raises(InvalidInputError, match="no table name"):
+    with pytest.raises(InvalidInputError, match="not a valid table name"):
         JdbcSink("postgresql://localhost/x", "a.b.c")
     assert "secret" not in repr(JdbcSink("postgresql://me:secret@localhost/x", "t"))
 

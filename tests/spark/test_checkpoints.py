@@ -237,7 +237,7 @@ def test_storage_of_the_driver_is_limited_and_gone_with_it(lab: Lab, caplog: pyt
     checked.sink_to(FileSink(str(lab.folder / "output-held")), uid="out")
     with caplog.at_level(logging.WARNING, logger="cairn"):
         job = env.execute_async("held")
-    assert "when it ends they are gone" in caplog.text
+    assert "deleted when it ends" in caplog.text
     processed(job, 80)
     assert job.trigger_checkpoint().status is CheckpointStatus.COMPLETED
     job.cancel()

@@ -102,7 +102,7 @@ def test_files_are_read_by_name(lab: Lab) -> None:
     csv = FileSource(str(lab.input), "csv", "word string, n bigint", files_per_epoch=1, header=True)
     assert lab.run(lab.env().from_source(csv), "csv") == [("x", 1), ("y", 2)]
     assert lab.run(lab.env().read_text_file(str(lab.input)), "text") == [("word,n",), ("x,1",), ("y,2",)]
-    with pytest.raises(InvalidInputError, match="no schema such as"):
+    with pytest.raises(InvalidInputError, match="not a valid schema, such as"):
         lab.env().from_source(FileSource(str(lab.input), "json", "word strong"))
     with pytest.raises(InvalidInputError, match="takes a source such as FileSource, not str"):
         lab.env().from_source(str(lab.input))  # type: ignore[arg-type]

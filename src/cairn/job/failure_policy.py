@@ -81,7 +81,7 @@ def note_damage(files: FileSystem, failure: CorruptFileError) -> CorruptFileErro
     with contextlib.suppress(CairnError):
         usable = next((c for c in reversed(CheckpointStore(files).current()) if _spared(files, c, failure)), None)
     if usable is None:
-        advice += "; all checkpoints need that file, so restore it from a backup first."
+        advice += "; there is no checkpoint without that file, so restore it from a backup first."
     else:
         path = f"{files.root}/{layout.checkpoint_folder(usable.id)}"
         advice += (
