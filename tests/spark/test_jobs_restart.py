@@ -321,7 +321,7 @@ class TestCompaction:
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Compact between two epochs instead of beside them, so that every run does the same."""
-        monkeypatch.setattr("cairn.api.environment.Compactor", partial(Compactor, background=False))
+        monkeypatch.setattr("cairn.spark.job_start.Compactor", partial(Compactor, background=False))
 
     def options(self, inline: str) -> dict[str, Any]:
         return {
