@@ -453,7 +453,7 @@ def test_a_damaged_state_file_makes_the_next_start_thorough(tmp_path: Path) -> N
     assert not files.exists(layout.DAMAGED)
     assert total(tmp_path / "a") == 1
     needed = next(iter(CheckpointStore(files).load(1).files()))
-    assert "all checkpoints need that file" in note_damage(files, CorruptFileError(f"{needed} is damaged")).message
+    assert "no checkpoint without that file" in note_damage(files, CorruptFileError(f"{needed} is damaged")).message
 
 
 def test_a_late_restore_does_not_touch_the_folder_of_a_run_that_restored_as_the_same_epoch(
