@@ -15,7 +15,8 @@ status=0
 
 # Tests create and delete files all the time; where there is room in memory, they need not wait for a disk.
 room="$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)"
-if [ "${room:-0}" -ge "$ROOM_NEEDED" ] && MEMORY="$(mktemp -d /dev/shm/cairn-tests.XXXXXX 2>/dev/null)"; then
+memory="$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo 2>/dev/null)"
+if [ "${room:-0}" -ge "$ROOM_NEEDED" ] && [ "${memory:-0}" -ge "$((2 * ROOM_NEEDED))" ] && MEMORY="$(mktemp -d /dev/shm/cairn-tests.XXXXXX 2>/dev/null)"; then
     chmod 711 "$MEMORY" # PostgreSQL runs as another user
     export TMPDIR="$MEMORY"
 fi
