@@ -12,8 +12,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from cairn.config import with_options
 from cairn.config.options import OPTIONS
+from cairn.config.parsing import with_options
 from cairn.config.settings import RememberedOption, Settings
 from cairn.errors import InvalidInputError
 
