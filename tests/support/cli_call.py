@@ -7,8 +7,8 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from cairn.cli.exit_codes import exit_code
 from cairn.cli.main import app
-from cairn.cli.output import exit_code
 from cairn.errors import CairnError
 
 

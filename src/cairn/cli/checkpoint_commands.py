@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from cairn import quantities
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.cli.progress_bar import Step, watching
 from cairn.coordinator.control import ask
 from cairn.errors import CairnError, CheckpointFailedError

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import typer
 
-from cairn.cli.output import ExitCode, Output, json_line, print_traceback, usage_document
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output, json_line, print_traceback, usage_document
 from cairn.text import one_line
 
 _ANYWHERE = ("--no-color", "--quiet", "-q", "--verbose", "-v")

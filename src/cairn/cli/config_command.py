@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.config import OPTIONS, Settings
 from cairn.config.remembered_options import REMEMBERED, recalled, shown, value_of
 from cairn.storage.job_lookup import open_job

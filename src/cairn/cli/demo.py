@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from cairn.cli.doctor import Status, check_java, check_pandas, check_pyspark
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.config.settings import CONFIG_VARIABLE
 from cairn.errors import EpochFailedError, InternalError, InvalidInputError
 from cairn.storage.running_jobs import SWITCH

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 
 REPORT_VERSION = 1
 PYTHON_NEEDED = (3, 11)

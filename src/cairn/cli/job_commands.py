@@ -15,7 +15,8 @@ import msgspec
 
 from cairn import quantities
 from cairn.cli.checkpoint_commands import describe, following
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.cli.progress_bar import watching
 from cairn.coordinator.control import answered, ask
 from cairn.errors import CheckpointFailedError, InvalidInputError

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cairn import quantities
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.config import DEFAULT_DIRECTORY
 from cairn.errors import CairnError
 from cairn.model.checkpoint_records import CheckpointInfo

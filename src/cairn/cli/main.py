@@ -16,7 +16,8 @@ import typer
 
 from cairn.cli.common import arranged, set_logging, told_as_error
 from cairn.cli.completion import job_names, snapshot_paths
-from cairn.cli.output import QUIET_VARIABLE, ExitCode, Output, exit_code
+from cairn.cli.exit_codes import ExitCode, exit_code
+from cairn.cli.output import QUIET_VARIABLE, Output
 from cairn.cli.state_commands import add_to
 from cairn.config.settings import CONFIG_VARIABLE, DEFAULT_ADDRESS, DEFAULT_PORT
 from cairn.errors import CairnError

@@ -1,7 +1,6 @@
 """What commands print: data on stdout, messages and errors on stderr, colour only where it is wanted.
 
-One `Output` is made per command. It also knows which exit code and which advice belong to which error. It knows
-nothing of the commands themselves.
+One `Output` is made per command. It knows nothing of the commands themselves.
 """
 
 from __future__ import annotations
@@ -13,20 +12,10 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any, TextIO
 
-from cairn.errors import (
-    CairnError,
-    CorruptFileError,
-    FencedError,
-    IncompatibleStateError,
-    InvalidInputError,
-    NotFoundError,
-    StateTypeError,
-    StorageError,
-    remedy,
-)
+from cairn.cli.exit_codes import ExitCode, exit_code
+from cairn.errors import CairnError, remedy
 from cairn.text import one_line, printable
 
 _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
@@ -36,36 +25,6 @@ _COLOUR = re.compile(r"(\x1b\[(?:0|1|3[0-7]|9[0-7])m)")
 _CAUSE_LINES = 24
 QUIET_VARIABLE = "CAIRN_QUIET"
 """Set by --quiet."""
-
-
-class ExitCode(IntEnum):
-    """The exit codes of every command; they are part of the interface."""
-
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    NOT_FOUND = 3
-    CONFLICT = 4
-    DAMAGED = 5
-    INCOMPATIBLE = 6
-    STORAGE = 7
-    INTERRUPTED = 130
-
-
-# The first entry that matches decides, so subclasses stand before their parents.
-_CODES: tuple[tuple[type[CairnError], ExitCode], ...] = (
-    (StateTypeError, ExitCode.FAILED),
-    (InvalidInputError, ExitCode.USAGE),
-    (NotFoundError, ExitCode.NOT_FOUND),
-    (FencedError, ExitCode.CONFLICT),
-    (CorruptFileError, ExitCode.DAMAGED),
-    (IncompatibleStateError, ExitCode.INCOMPATIBLE),
-    (StorageError, ExitCode.STORAGE),
-)
-
-
-def exit_code(error: CairnError) -> ExitCode:
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
 def _shown(text: str, stream: TextIO, safe: Callable[[str], str] = one_line) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.cli.progress_bar import watching
 from cairn.cli.run_command import run_job
 from cairn.errors import InvalidInputError

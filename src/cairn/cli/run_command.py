@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cairn.cli.output import ExitCode, Output, exit_code
+from cairn.cli.exit_codes import ExitCode, exit_code
+from cairn.cli.output import Output
 from cairn.config.options import ALIASES
 from cairn.config.settings import CONFIG_VARIABLE
 from cairn.errors import CairnError, InvalidInputError, NotFoundError, from_traceback

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.cli.progress_bar import progress
 from cairn.cli.state_queries import opened
 from cairn.errors import InvalidInputError

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.cli.progress_bar import progress
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.quantities import size, when

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from cairn.cli.output import ExitCode, Output
+from cairn.cli.exit_codes import ExitCode
+from cairn.cli.output import Output
 from cairn.config import DEFAULT_DIRECTORY, WebSettings
 from cairn.errors import MissingPackageError
 from cairn.web.driver_server import missing

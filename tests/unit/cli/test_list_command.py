@@ -195,8 +195,8 @@ def test_help_is_quick_and_light() -> None:
 def test_the_page_of_the_command_line_has_every_command_and_exit_code() -> None:
     import typer.main
 
+    from cairn.cli.exit_codes import ExitCode
     from cairn.cli.main import app
-    from cairn.cli.output import ExitCode
 
     page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]

@@ -16,7 +16,8 @@ from tests.support.patience import PATIENCE
 from cairn import errors
 from cairn.cli import doctor
 from cairn.cli.doctor import Check, Status
-from cairn.cli.output import ExitCode, Output, exit_code, wants_colour
+from cairn.cli.exit_codes import ExitCode, exit_code
+from cairn.cli.output import Output, wants_colour
 from cairn.cli.run_command import job_config, parse_settings
 
 # ---------------------------------------------------------------- the program
