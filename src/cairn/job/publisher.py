@@ -16,7 +16,7 @@ from cairn.job.job_events import EpochCommitted, JobEnded, JobRestarting, JobSta
 from cairn.job.life_cycle import JobState, JobStatus
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.restore.recovery import Recovered
-from cairn.runtime.user_errors import MOST_TEXT
+from cairn.runtime.user_code_location import MOST_TEXT
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.liveness import is_alive
 from cairn.storage.manifest_store import RunRecord, Runs

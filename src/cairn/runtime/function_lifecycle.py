@@ -9,9 +9,9 @@ from typing import Any
 from cairn.errors import InternalError, UserFunctionError
 from cairn.model.functions import CheckpointListener
 from cairn.model.process_functions import CheckpointedFunction
-from cairn.runtime.explained_errors import Explainer
 from cairn.runtime.operator_state import InitializationContext, SnapshotContext, TaskOperatorStateStore
 from cairn.runtime.subtask_setup import SubtaskSetup
+from cairn.runtime.user_errors import Explainer
 
 
 class FunctionLifecycle:

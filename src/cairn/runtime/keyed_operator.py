@@ -36,7 +36,6 @@ from cairn.model.output_tags import OutputTag, check_tag
 from cairn.model.pyflink_names import PyFlinkNames
 from cairn.model.rows import row_class
 from cairn.runtime.batches import SLICE_ROWS, KeyedChunk, event_times, joined, row_columns
-from cairn.runtime.explained_errors import Explainer
 from cairn.runtime.function_lifecycle import FunctionLifecycle
 from cairn.runtime.operator_spec import InputSpec as InputSpec
 from cairn.runtime.operator_spec import OperatorSpec as OperatorSpec
@@ -44,6 +43,7 @@ from cairn.runtime.state_registry import StateRegistry
 from cairn.runtime.subtask_setup import SubtaskSetup
 from cairn.runtime.tagged_outputs import output_builder
 from cairn.runtime.timer_service import TaskTimerService as TaskTimerService
+from cairn.runtime.user_errors import Explainer
 from cairn.state.codec import KeyCodec
 from cairn.state.key_slots import KeySlots
 from cairn.storage.state_file import Section

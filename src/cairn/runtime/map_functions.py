@@ -6,7 +6,7 @@ and are repeated with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import length_hint
@@ -24,6 +24,7 @@ from cairn.model.simple_functions import FilterFunction, FlatMapFunction, Functi
 from cairn.runtime.batches import SLICE_ROWS, OutputBuilder, row_columns
 from cairn.runtime.exact_values import exact_array
 from cairn.runtime.tagged_outputs import SideSpec, output_builder
+from cairn.runtime.user_errors import explained
 
 NOT_KEYED = "This state is only accessible by functions executed on a KeyedStream."
 _METHODS: dict[str, tuple[type[Function], str]] = {
@@ -217,23 +218,6 @@ def _with_key(rows: pa.RecordBatch, keys: list[Any], spec: SimpleSpec) -> pa.Rec
             f"operator '{spec.uid}': a key is not of the type {field.type} that key_by was told: {error}"
         ) from None
     return pa.RecordBatch.from_arrays([*rows.columns, column], names=list(spec.output.names))
-
-
-def explained(
-    uid: str, where: str, context: EpochContext, error: Exception, rows: Sequence[Any] = ()
-) -> UserFunctionError:
-    """The error to raise instead of one that came out of user code. `rows` has the row that it was called for."""
-    from cairn.runtime.user_errors import facts_of, noted, raised, row_text
-
-    row = f" The row: {row_text(rows[0])}." if rows and context.show_values else ""
-    made = UserFunctionError(
-        f"operator '{uid}', epoch {context.epoch}: {where} raised {raised(error, context.show_values)}.{row} The last "
-        "committed epoch is intact.",
-        uid=uid,
-        epoch=context.epoch,
-        **facts_of(error, show_values=context.show_values),
-    )
-    return noted(made)
 
 
 def _values(batch: pa.RecordBatch, spec: SimpleSpec) -> list[Any]:

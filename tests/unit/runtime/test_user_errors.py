@@ -32,8 +32,9 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import EpochContext
 from cairn.model.process_functions import KeyedCoProcessFunction
 from cairn.quantities import first_line
-from cairn.runtime import user_errors
-from cairn.runtime.map_functions import SimpleSpec, explained, run_simple
+from cairn.runtime import user_code_location
+from cairn.runtime.map_functions import SimpleSpec, run_simple
+from cairn.runtime.user_errors import explained
 from cairn.state.codec import KeyCodec
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.testing.input_harness import TwoInputHarness
@@ -263,14 +264,14 @@ def test_data_is_left_out_where_it_must_not_be_shown(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_installed_like_a_library_is_found() -> None:
-    root = next(iter(user_errors._libraries()))
+    root = next(iter(user_code_location._libraries()))
     frames = [
         ("/opt/spark/python/pyspark/worker.py", 1, "main"), (f"{root}orders/job.py", 5, "process_element"),
         (f"{root}orders/rules.py", 7, "rule"), (f"{root}numpy/core.py", 9, "add"),
     ]  # fmt: skip
-    assert user_errors.culprit(frames) == (f"{root}orders/rules.py", 7, "rule")
-    assert user_errors.culprit(frames[:1]) is None
-    assert user_errors.culprit([]) is None
+    assert user_code_location.culprit(frames) == (f"{root}orders/rules.py", 7, "rule")
+    assert user_code_location.culprit(frames[:1]) is None
+    assert user_code_location.culprit([]) is None
 
 
 def test_map_and_its_like_are_explained_alike() -> None:
