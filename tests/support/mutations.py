@@ -19,7 +19,7 @@ from cairn.restore import newest_epoch, recovery, restored_epoch
 from cairn.runtime import task
 from cairn.snapshots import compact_task
 from cairn.spark import savepoint_writer
-from cairn.state import state_table, timers
+from cairn.state import state_table, timer_table
 from cairn.state.section_changes import changes_of
 from cairn.storage import chain_merge as compaction_files
 from cairn.storage import cleanup, layout
@@ -267,14 +267,14 @@ def at_least_once_shows_only_what_is_rolled_forward(patch: Patch) -> None:
 
 
 def timers_that_fired_are_not_removed(patch: Patch) -> None:
-    fire = timers.TimerTable.fire
+    fire = timer_table.TimerTable.fire
 
     def wrapped(self: Any, *given: Any) -> int:
         count = fire(self, *given)
         self._removed.clear()
         return count
 
-    patch.setattr(timers.TimerTable, "fire", wrapped)
+    patch.setattr(timer_table.TimerTable, "fire", wrapped)
 
 
 def state_expires_a_moment_late(patch: Patch) -> None:

@@ -26,7 +26,7 @@ from cairn.state.list_state import ListStateHandle, ListTable
 from cairn.state.map_state import map_state
 from cairn.state.map_table import MapTable
 from cairn.state.state_table import TaskTable
-from cairn.state.timers import TimerTable
+from cairn.state.timer_table import TimerTable
 from cairn.state.value_state import AggregatingStateHandle, ReducingStateHandle, ValueTable, value_state
 from cairn.state.working_store import WorkingStore
 from cairn.storage.state_file import ARROW_STORAGE, Section, grouped_table

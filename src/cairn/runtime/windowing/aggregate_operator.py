@@ -27,7 +27,7 @@ from cairn.runtime.keyed_operator import ProcessOperator
 from cairn.runtime.state_registry import VectorTable
 from cairn.runtime.subtask_setup import SubtaskSetup
 from cairn.runtime.tagged_outputs import TaggedBuilder
-from cairn.state.timers import BulkTimers
+from cairn.state.timer_table import BulkTimers
 from cairn.storage.state_file import ARROW_STORAGE
 
 START_COLUMN = "window_start"
