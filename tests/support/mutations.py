@@ -19,7 +19,7 @@ from cairn.restore import newest_epoch, recovery, restored_epoch
 from cairn.runtime import task
 from cairn.snapshots import compact_task
 from cairn.spark import savepoint_writer
-from cairn.state import state_table, timer_table
+from cairn.state import expiry, timer_table
 from cairn.state.section_changes import changes_of
 from cairn.storage import chain_merge as compaction_files
 from cairn.storage import cleanup, layout
@@ -281,7 +281,7 @@ def state_expires_a_moment_late(patch: Patch) -> None:
     def expired(self: Any, time: int | None) -> bool:
         return time is not None and time + self.length + 20 <= self.clock
 
-    patch.setattr(state_table.Ttl, "expired", expired)
+    patch.setattr(expiry.Ttl, "expired", expired)
 
 
 SEEDS = {

@@ -1,4 +1,4 @@
-"""What all kinds of state share inside a task: the declaration, TTL, fitting values to their type, draining changes.
+"""What all kinds of state share inside a task: the declaration, fitting values to their type, draining changes.
 
 Every mutation goes through a handle's own table, which is also what writes the delta, so none can be forgotten.
 `state/value_state.py` has one value per key, `state/map_state.py` and `state/list_state.py` many entries per key.
@@ -17,30 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import InternalError, StateTypeError
-from cairn.model.descriptors import StateDescriptor, StateTtlConfig, StateVisibility, UpdateType
+from cairn.model.descriptors import StateDescriptor
 from cairn.model.types import DataType
+from cairn.state.expiry import Ttl
 from cairn.state.key_slots import KeySlots
 from cairn.state.working_store import WorkingStore
 from cairn.storage.state_file import ARROW_STORAGE, Section
-
-
-class Ttl:
-    """Expiry as all handles see it: one clock per epoch, the batch time that the driver set."""
-
-    __slots__ = ("clock", "length", "on_read", "reset", "show_expired")
-
-    def __init__(self, config: StateTtlConfig, clock: int) -> None:
-        self.reset = clock
-        """What a stored time that lies in the future counts as: processing time was set back since it was stored."""
-        self.length = config.milliseconds
-        self.clock = clock
-        self.on_read = config.update_type is UpdateType.OnReadAndWrite
-        self.show_expired = config.visibility is StateVisibility.ReturnExpiredIfNotCleanedUp
-
-    def expired(self, time: int | None) -> bool:
-        if time is None:
-            return False
-        return (time if time <= self.clock else self.reset) + self.length <= self.clock
 
 
 class TaskTable(ABC):
