@@ -184,7 +184,7 @@ def _manifest(restore: Restore, run: RunRecord, epoch: int, state: BroughtState)
         offsets=restore.arranged(snapshot.offsets),
         watermark=snapshot.metadata.watermark,
         time_ms=snapshot.time_ms,
-        time_reset_ms=snapshot.time_ms if checkpoint is None else checkpoint.manifest.time_reset_ms,
+        time_reset_ms=snapshot.time_reset_ms,
         operators=[*_moved_operators(restore, epoch, state), *_carried_operators(restore, epoch, state)],
         sinks=[],
         lineage=lineage,

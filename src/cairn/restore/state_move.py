@@ -63,6 +63,7 @@ def work_of(
         "now_ms": target.now_ms,
         "states": states,
         "converters": converters,
+        "time_reset_ms": snapshot.time_reset_ms,
     }
     if snapshot.savepoint is not None:
         return LoadWork(savepoint=snapshot.files.root, **carried)

@@ -61,7 +61,7 @@ def find_rows(snapshot: Snapshot, operator: SnapshotOperator, state: SnapshotSta
 
 def not_expired(snapshot: Snapshot, state: SnapshotState, rows: pa.Table) -> pa.Table:
     """The rows that user code would see at the time of the snapshot: not those whose time to live has run out."""
-    return alive(rows, state.columns.last_access, state.spec.ttl_ms, snapshot.metadata.time_ms)
+    return alive(rows, state.columns.last_access, state.spec.ttl_ms, snapshot.time_ms, snapshot.time_reset_ms)
 
 
 def _may_hold(part: TablePart, row_group: int, keys: Sequence[str], scalars: Sequence[pa.Scalar]) -> bool:

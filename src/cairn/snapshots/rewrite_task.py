@@ -49,6 +49,8 @@ class RewriteWork:
     states: Mapping[str, StateSpec] = field(default_factory=dict)
     """What each stored state becomes, by its stored name."""
     converters: Mapping[str, Conversion] = field(default_factory=dict)
+    time_reset_ms: int = 0
+    """`Snapshot.time_reset_ms` of the checkpoint."""
 
 
 def rewrite_range(work: RewriteWork) -> list[bytes]:
@@ -88,7 +90,7 @@ def _rewritten(
         try:
             table = to_table(without_waiting(whole, stored), keys, stored)
             if not wanted.ttl_ms:  # with the time to live goes the time: what has expired must not come back
-                table = alive(table, columns.last_access, stored.ttl_ms, work.now_ms)
+                table = alive(table, columns.last_access, stored.ttl_ms, work.now_ms, work.time_reset_ms)
             convert = work.converters.get(state)
             if convert is not None:
                 at = table.column_names.index(columns.value)

@@ -227,6 +227,15 @@ class Snapshot:
         return self.metadata.time_ms
 
     @property
+    def time_reset_ms(self) -> int:
+        """What a stored time that lies in the future counts as; 0: as the present.
+
+        A checkpoint knows when its job last set processing time back. A savepoint does not: such state counts as last
+        accessed when the savepoint was taken, in a lookup and after a restore, also if it had expired in the job.
+        """
+        return self.checkpoint.manifest.time_reset_ms if self.checkpoint is not None else self.time_ms
+
+    @property
     def max_parallelism(self) -> int:
         return self.metadata.max_parallelism
 

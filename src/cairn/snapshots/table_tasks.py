@@ -88,6 +88,8 @@ class LoadWork:
     """What the job declares, by the state's name in the savepoint. A state that is not named is left behind."""
     converters: Mapping[str, Converter] = field(default_factory=dict)
     """By the state's name in the savepoint, where the type of the values differs."""
+    time_reset_ms: int = 0
+    """`Snapshot.time_reset_ms` of the savepoint."""
 
 
 # From a chain to tables.
@@ -269,7 +271,8 @@ class _OpenTable:
         table = pa.concat_tables(rows)
         spec, columns = self._spec, self._table.columns
         if not spec.ttl_ms:  # with the time to live goes the time: what has expired must not come back
-            table = alive(table, columns.last_access, self._table.spec.ttl_ms, self._work.now_ms)
+            times = (self._work.now_ms, self._work.time_reset_ms)
+            table = alive(table, columns.last_access, self._table.spec.ttl_ms, *times)
         if self._copied:
             table = pa.concat_tables([_of_owner(table, columns.key_group, owner) for owner in owners])
         if self._convert is not None:

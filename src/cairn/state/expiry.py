@@ -31,11 +31,13 @@ class Ttl:
         return (time if time <= self.clock else self.reset) + self.length <= self.clock
 
 
-def alive(table: pa.Table, last_access: str, ttl_ms: int, now_ms: int) -> pa.Table:
-    """The rows that have not expired, by the rule of `Ttl.expired`. A row without a time never expires."""
+def alive(table: pa.Table, last_access: str, ttl_ms: int, now_ms: int, reset_ms: int = 0) -> pa.Table:
+    """The rows that have not expired. `reset_ms` is when processing time was last set back, 0 for never."""
     if not last_access or not ttl_ms or table.num_rows == 0:
         return table
     micros = table.column(last_access).cast(pa.int64())
     since = max((now_ms - ttl_ms + 1) * 1000, -(1 << 62))
     fresh = pc.greater_equal(micros, pa.scalar(since, pa.int64()))
+    if (reset_ms or now_ms) + ttl_ms <= now_ms:
+        fresh = pc.and_(fresh, pc.less(micros, pa.scalar((now_ms + 1) * 1000, pa.int64())))
     return table.filter(pc.fill_null(fresh, True))

@@ -19,8 +19,10 @@ from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError
 from cairn.model.descriptors import MapStateDescriptor, ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
 from cairn.model.manifest import Manifest
+from cairn.snapshots.lookup import as_python, find_rows
+from cairn.snapshots.resolver import open_snapshot
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.testing.keyed_harness import KeyedProcessHarness
+from cairn.testing.keyed_harness import UID, KeyedProcessHarness
 
 SECOND = 1000
 DAY = 86_400 * SECOND
@@ -41,11 +43,15 @@ class Clock:
 
 
 class Visits(KeyedProcessFunction):
-    """State with a time to live of 100 ms, and a timer a second after every row."""
+    """State with a time to live of 100 ms or without one, and a timer a second after every row."""
+
+    def __init__(self, fading: bool = True) -> None:
+        self.fading = fading
 
     def open(self, runtime_context: Any) -> None:
-        self.last = runtime_context.get_state(with_ttl(ValueStateDescriptor("last", "bigint"), ttl()))
-        self.all = runtime_context.get_map_state(with_ttl(MapStateDescriptor("all", "bigint", "bigint"), ttl()))
+        last, each = ValueStateDescriptor("last", "bigint"), MapStateDescriptor("all", "bigint", "bigint")
+        self.last = runtime_context.get_state(with_ttl(last, ttl()) if self.fading else last)
+        self.all = runtime_context.get_map_state(with_ttl(each, ttl()) if self.fading else each)
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
         yield value.key, f"{self.last.value()} {sorted(self.all.keys())}"
@@ -64,10 +70,10 @@ class Visits(KeyedProcessFunction):
 class Job(KeyedProcessHarness):
     """A harness whose epochs are planned by a clock, which may be wrong."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, clock: Clock, fading: bool = True) -> None:
         self.clock = clock
         self.reset = False
-        super().__init__(Visits(), "key", "key string, n bigint", "key string, out string", state_dir=folder)
+        super().__init__(Visits(fading), "key", "key string, n bigint", "key string, out string", state_dir=folder)
 
     def _start(self) -> None:
         super()._start()
@@ -310,6 +316,42 @@ def test_what_is_restored_from_a_job_that_was_reset_expires(
         assert "1 [1]" in other.epoch_now(("a", 0))
         clock.sleep(1)
         assert "None []" in other.epoch_now(("a", 0))
+
+
+def test_a_lookup_in_a_checkpoint_of_a_job_that_was_reset_shows_what_the_job_sees(
+    poisoned: Job, clock: Clock, tmp_path: Path
+) -> None:
+    def looked_up(number: int) -> list[Any]:
+        snapshot = open_snapshot(checkpoint_of(tmp_path / "job", number))
+        operator = snapshot.operator(UID)
+        states = (operator.state("last"), operator.state("all"))
+        return [as_python(state, find_rows(snapshot, operator, state, "b")) for state in states]
+
+    poisoned.started_again(reset=True)
+    poisoned.epoch_now(("a", 5))
+    clock.sleep(99)
+    poisoned.epoch_now(("a", 0))
+    assert looked_up(1) == [1, {1: 1}]
+    clock.sleep(1)
+    poisoned.epoch_now(("a", 0))
+    assert looked_up(2) == [None, {}]
+    assert "None []" in poisoned.epoch_now(("b", 0))
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
+def test_what_has_expired_since_a_reset_does_not_come_back_without_a_time_to_live(
+    poisoned: Job, clock: Clock, tmp_path: Path, kind: str
+) -> None:
+    poisoned.started_again(reset=True)
+    poisoned.epoch_now()
+    folder = tmp_path / "job"
+    path = checkpoint_of(folder) if kind == "checkpoint" else savepoint_of(folder, tmp_path / "sp")
+    with Job(tmp_path / "shape", clock, fading=False) as other:
+        shape = shape_of(other)
+    for later, seen in ((99, (1, {1: 1})), (100, (None, {}))):
+        restored(path, tmp_path / f"after-{later}", shape, now_ms=clock.wall + later)
+        with Job(tmp_path / f"after-{later}", clock, fading=False) as other:
+            assert (other.state("last", "a"), other.state("all", "a")) == seen
 
 
 def test_a_restore_of_an_old_snapshot_is_no_wrong_clock(job: Job, clock: Clock, tmp_path: Path) -> None:
