@@ -1,4 +1,4 @@
-"""Harnesses for functions without a key and for functions with two inputs. See `harness.KeyedProcessHarness`."""
+"""Harnesses for functions without a key and for functions with two inputs. See `keyed_harness.KeyedProcessHarness`."""
 
 from __future__ import annotations
 
