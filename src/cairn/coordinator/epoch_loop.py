@@ -27,8 +27,8 @@ import msgspec
 from cairn.config import Settings
 from cairn.coordinator.acks import accept
 from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.epoch_time import EpochTime, TimeKeeper, time_of
-from cairn.coordinator.manifest_builder import ManifestBuilder, watermark_of
+from cairn.coordinator.epoch_time import EpochTime, TimeKeeper, time_of, watermark_of
+from cairn.coordinator.manifest_builder import ManifestBuilder
 from cairn.coordinator.offset_log import Offsets
 from cairn.coordinator.ports import OperatorPlan as OperatorPlan
 from cairn.errors import CorruptFileError, EpochFailedError, FencedError

@@ -1,4 +1,7 @@
-"""Which processing time an epoch has: Spark's batch time, unless the clock that it came from was wrong.
+"""Which processing time and which watermark an epoch has.
+
+The watermark is that of the sources, as Spark's offset log has it; it never runs back. The processing time is Spark's
+batch time, unless the clock that it came from was wrong.
 
 Processing time never runs back (docs/design.md), so one epoch with a clock that is years ahead would make it stand
 still for years: no timer fires, no state expires. What can be known decides:
@@ -20,6 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from cairn.coordinator.offset_log import OffsetEntry
 from cairn.errors import CorruptFileError, EpochFailedError
 from cairn.logs import get_logger
 from cairn.model.manifest import Manifest
@@ -189,6 +193,11 @@ def time_of(keeper: TimeKeeper | None, epoch: int, batch_ms: int, parent: Manife
     if keeper is not None:
         return keeper.decide(epoch, batch_ms, parent)
     return EpochTime(batch_ms if parent is None else max(batch_ms, parent.time_ms), batch_ms)
+
+
+def watermark_of(parent: Manifest | None, entry: OffsetEntry) -> int:
+    """The watermark of an epoch. It never runs back, also across runs."""
+    return max(entry.watermark, parent.watermark) if parent is not None else entry.watermark
 
 
 def _moment(millis: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cairn.coordinator.acks import merged_states
 from cairn.coordinator.compactor import Compactor
+from cairn.coordinator.epoch_time import watermark_of
 from cairn.coordinator.offset_log import OffsetEntry
 from cairn.coordinator.ports import OperatorPlan
 from cairn.model.manifest import (
@@ -91,11 +92,6 @@ class ManifestBuilder:
             chain=chain,
             base=before.base if before is not None else context.parent,
         )
-
-
-def watermark_of(parent: Manifest | None, entry: OffsetEntry) -> int:
-    """The watermark of an epoch. It never runs back, also across runs."""
-    return max(entry.watermark, parent.watermark) if parent is not None else entry.watermark
 
 
 def _lineage(parent: Manifest | None, operators: Sequence[OperatorState]) -> dict[int, str]:

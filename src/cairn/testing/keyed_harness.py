@@ -20,8 +20,7 @@ import pyarrow as pa
 from cairn.config import Settings
 from cairn.coordinator.compactor import Compactor
 from cairn.coordinator.epoch_loop import EpochLoop, EpochLoopSetup, EpochReport, OperatorPlan
-from cairn.coordinator.epoch_time import time_of
-from cairn.coordinator.manifest_builder import watermark_of
+from cairn.coordinator.epoch_time import time_of, watermark_of
 from cairn.coordinator.offset_log import OffsetEntry
 from cairn.errors import InvalidInputError, NotFoundError
 from cairn.model import keygroups
