@@ -13,7 +13,7 @@ SYSTEM = {
 REAL = {
     "cairn.coordinator.ports": {"time"},  # SystemClock, which the simulation does not use
     "cairn.restore.pinned_snapshot": {"os"},  # splits a path
-    "cairn.storage.manifest_store": {"os", "time"},  # the process id, and a time in a message
+    "cairn.storage.run_records": {"os", "time"},  # the process id, and a time in a message
     "cairn.storage.savepoint_target": {"os"},  # joins a path
 }
 """Names of the real system that do no harm in these modules."""

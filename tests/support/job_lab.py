@@ -13,7 +13,7 @@ from cairn.job.life_cycle import JobState
 from cairn.job.supervisor import Supervisor
 from cairn.spark.spark_query import SparkQuery
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 
 DISCARDED = "NO_EXTERNALIZED_CHECKPOINTS"
 

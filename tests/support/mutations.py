@@ -25,7 +25,8 @@ from cairn.storage import chain_merge as compaction_files
 from cairn.storage import cleanup, layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import Pins, collect, plan_garbage
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.run_records import Runs
 from cairn.testing.simulation import simulated_spark
 
 Patch = pytest.MonkeyPatch

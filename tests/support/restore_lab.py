@@ -23,7 +23,8 @@ from cairn.runtime.declared_states import declared_states
 from cairn.snapshots.table_tasks import TableWork, assembled, write_tables
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.run_records import Runs
 from cairn.storage.savepoint_folder import SavepointFolder
 from cairn.testing.keyed_harness import UID, KeyedProcessHarness
 

@@ -25,7 +25,7 @@ from cairn.model.functions import KeyedProcessFunction
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import RunRecord
+from cairn.storage.run_records import RunRecord
 from cairn.view.journal import Chunk, EpochStats, Journal, SubtaskLoad
 
 JOB = "harness"

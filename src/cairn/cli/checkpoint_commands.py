@@ -25,7 +25,8 @@ from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.job_lookup import open_job
 from cairn.storage.liveness import is_alive
-from cairn.storage.manifest_store import JobIdentity, Runs
+from cairn.storage.manifest_store import JobIdentity
+from cairn.storage.run_records import Runs
 from cairn.text import one_line
 
 _ANSWER_SECONDS = 1.5

@@ -9,7 +9,7 @@ from cairn.cli.output import Output
 from cairn.config import OPTIONS, Settings
 from cairn.config.remembered_options import REMEMBERED, recalled, shown, value_of
 from cairn.storage.job_lookup import open_job
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 
 _ORIGINS = {"-D": "-D", "config": "config in code", "code": "method call in code"}
 

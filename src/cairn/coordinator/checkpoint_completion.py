@@ -6,11 +6,11 @@ import msgspec
 
 from cairn.coordinator.checkpoint_assembly import CheckpointAssembly
 from cairn.coordinator.checkpoint_failures import CheckpointFailures
+from cairn.coordinator.checkpoint_fence import CheckpointFence
 from cairn.coordinator.checkpoint_ledger import CheckpointLedger
 from cairn.coordinator.coordinator_setup import CoordinatorSetup
 from cairn.coordinator.pending_checkpoint import Pending, Snapshots
 from cairn.coordinator.retained_checkpoints import Retained
-from cairn.coordinator.run_fence import RunFence
 from cairn.coordinator.snapshot_writers import SnapshotWriters
 from cairn.errors import CairnError
 from cairn.events import CheckpointCompleted
@@ -36,7 +36,7 @@ class CheckpointCompletion:
         writers: SnapshotWriters,
         retained: Retained,
         failures: CheckpointFailures,
-        fence: RunFence,
+        fence: CheckpointFence,
     ) -> None:
         self._setup = setup
         self._ledger = ledger

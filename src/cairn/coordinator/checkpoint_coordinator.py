@@ -1,7 +1,7 @@
 """The checkpoint coordinator: when a checkpoint starts, where it is cut, how it ends (docs/design/0002-checkpoints.md).
 
 `CheckpointCoordinator` hears of epochs from the epoch loop, of requests from anyone, and of time from its clock. `step`
-does what is due and returns when to come back; the thread in `coordinator/control.py` calls it. Each part has a module:
+does what is due and returns when to come back; `checkpoint_thread.py` calls it. Each part has a module:
 
 * `coordinator_step.py`: what the coordinator's thread does, in order
 * `checkpoint_schedule.py`: which requests wait, and when a periodic checkpoint is due
@@ -20,6 +20,7 @@ from __future__ import annotations
 from cairn.coordinator.checkpoint_completion import CheckpointCompletion
 from cairn.coordinator.checkpoint_cuts import CutPoint
 from cairn.coordinator.checkpoint_failures import CheckpointFailures
+from cairn.coordinator.checkpoint_fence import CheckpointFence
 from cairn.coordinator.checkpoint_ledger import CheckpointLedger
 from cairn.coordinator.checkpoint_schedule import CheckpointSchedule
 from cairn.coordinator.checkpoint_statistics import Tasks
@@ -27,12 +28,11 @@ from cairn.coordinator.coordinator_setup import CoordinatorSetup
 from cairn.coordinator.coordinator_step import CoordinatorStep
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
 from cairn.coordinator.retained_checkpoints import Retained
-from cairn.coordinator.run_fence import RunFence
 from cairn.coordinator.snapshot_writers import SnapshotWriters
 from cairn.model.checkpoint_records import CheckpointInfo, FailureReason
 from cairn.model.manifest import Manifest
 from cairn.storage.cleanup import Pins
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 
 
 class CheckpointCoordinator:
@@ -51,7 +51,7 @@ class CheckpointCoordinator:
         self._cuts = CutPoint(settings, setup.current, setup.published)
         self._retained = Retained(store, run, settings.num_retained, setup.clock)
         self._writers = SnapshotWriters(setup)
-        fence = RunFence(Runs(store.files), run, self._ledger, self._schedule)
+        fence = CheckpointFence(Runs(store.files), run, self._ledger, self._schedule)
         self._failures = CheckpointFailures(setup, self._ledger, self._writers, self._retained)
         completion = CheckpointCompletion(setup, self._ledger, self._writers, self._retained, self._failures, fence)
         self._step = CoordinatorStep(setup, self._schedule, self._cuts, completion, self._failures, fence)

@@ -15,7 +15,7 @@ from cairn.coordinator.ports import Clock
 from cairn.errors import CairnError, FencedError
 from cairn.logs import get_logger
 from cairn.storage.checkpoint_store import CheckpointStore
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 
 _log = get_logger("cairn.checkpoint")
 FIRST_PAUSE_MS = 1_000

@@ -1,4 +1,4 @@
-"""The coordinator's thread, and requests to a running job as files in its directory.
+"""Requests to a running job as files in its directory.
 
 Whoever can write the directory can send a request, without a port: `control/<id>` with a JSON document. The job removes
 it and answers with `control/<id>.done`. It also answers requests that were there before the run started, but refuses a
@@ -19,12 +19,11 @@ from typing import Any
 import msgspec
 
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
-from cairn.errors import CairnError, CheckpointFailedError, FencedError, InvalidInputError, NotFoundError
+from cairn.errors import CairnError, CheckpointFailedError, InvalidInputError, NotFoundError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.storage import layout
 from cairn.storage.filesystem import FileInfo, FileSystem
-from cairn.storage.manifest_store import Runs
 
 _log = get_logger("cairn.checkpoint")
 PATIENCE = 30.0
@@ -33,8 +32,6 @@ _KEPT_SECONDS = 86_400.0
 _LATE = 2.0
 """Times `PATIENCE`: the age at which a request to end the job is refused, since its sender has given up."""
 _ENDINGS = ("stop", "cancel")
-LOOK_SECONDS = 1.0
-"""How often a run looks whether a newer one has taken its job."""
 
 Action = Callable[[Mapping[str, Any]], Callable[[], CheckpointInfo | None]]
 """Starts what is requested, and returns a function that waits for its end; `ValueError` if the request is invalid."""
@@ -206,91 +203,6 @@ def _refuse_late(question: Mapping[str, Any], info: FileInfo) -> None:
             f"the request to {question['action']} is {age:.0f} s old and was not taken up by this run in time, so the "
             "job goes on; ask again if it is to end"
         )
-
-
-class RunWatch:
-    """Checks about once a second whether a newer run has taken the job, and reports that once.
-
-    The epoch loop checks too, but only when an epoch begins, and Spark writes its log before that: an old run at rest
-    would wake with the first new rows, and put an entry into the log of the run that has the job now.
-
-    Threads: `look` belongs to the coordinator's thread. `end` may be called from any; a look that is under way may
-    still report.
-    """
-
-    def __init__(
-        self,
-        runs: Runs,
-        run: int,
-        overtaken: Callable[[FencedError], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._runs = runs
-        self._run = run
-        self._overtaken = overtaken
-        self._clock = clock
-        self._next = clock()
-        self._ended = False
-
-    def look(self) -> None:
-        now = self._clock()
-        if self._ended or now < self._next:
-            return
-        self._next = now + LOOK_SECONDS
-        try:
-            self._runs.check(self._run)
-        except FencedError as error:
-            if not self._ended:  # a run that has ended is followed by the next one of the same job
-                self._ended = True
-                self._overtaken(error)
-        except (CairnError, OSError) as error:  # away for a moment: the next look, or the next epoch, will see
-            _log.debug("cannot look for a newer run: %s", error)
-
-    def end(self) -> None:
-        self._ended = True
-
-
-class CheckpointThread:
-    """The coordinator's thread: serves requests and calls `step` until it is stopped.
-
-    Threads: started and stopped by the one that starts and ends the run.
-    """
-
-    def __init__(
-        self,
-        coordinator: CheckpointCoordinator,
-        between: Callable[[], None] = lambda: None,
-        watch: RunWatch | None = None,
-    ) -> None:
-        self._coordinator = coordinator
-        self._between = between
-        self._watch = watch
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cairn-checkpoints", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            if self._watch is not None:
-                self._watch.look()
-            try:
-                self._between()
-            except Exception:  # noqa: BLE001 - requests are one thing, the coordinator's own work another
-                _log.exception("requests could not be looked at")
-            try:
-                due = self._coordinator.step()
-            except Exception:  # noqa: BLE001 - the next round may do better; the stream must not suffer
-                _log.exception("a step of the checkpoint coordinator failed; the next one follows")
-                due = 1000.0
-            if not self._stop.is_set():
-                self._coordinator.wait(due)
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._watch is not None:
-            self._watch.end()
-        self._coordinator.close()
-        self._thread.join(10)
 
 
 def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: str = "") -> dict[str, Any] | None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from cairn.coordinator.checkpoint_completion import CheckpointCompletion
 from cairn.coordinator.checkpoint_cuts import CutPoint
 from cairn.coordinator.checkpoint_failures import CheckpointFailures
+from cairn.coordinator.checkpoint_fence import CheckpointFence
 from cairn.coordinator.checkpoint_schedule import CheckpointSchedule
 from cairn.coordinator.coordinator_setup import CoordinatorSetup
 from cairn.coordinator.pending_checkpoint import CheckpointRequest
-from cairn.coordinator.run_fence import RunFence
 from cairn.model.checkpoint_records import FailureReason
 
 _POLL_MS = 500
@@ -35,7 +35,7 @@ class CoordinatorStep:
         cuts: CutPoint,
         completion: CheckpointCompletion,
         failures: CheckpointFailures,
-        fence: RunFence,
+        fence: CheckpointFence,
     ) -> None:
         self._setup = setup
         self._ledger = schedule.ledger

@@ -44,8 +44,9 @@ from cairn.model.manifest import (
 from cairn.model.windows import MAX_TIME
 from cairn.storage.cleanup import Pins, collect, plan_garbage, without_files
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, refuse_foreign
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, refuse_foreign
 from cairn.storage.retrying import retries_of
+from cairn.storage.run_records import RunRecord, Runs
 
 _log = get_logger("cairn.job")
 

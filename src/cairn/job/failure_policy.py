@@ -14,7 +14,7 @@ from cairn.restore.damage import damage
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 
 _log = get_logger("cairn.job")
 OUTSIDE = "outside"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.checkpoint_thread import CheckpointThread
 from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.control import CheckpointThread, Control
+from cairn.coordinator.control import Control
 from cairn.errors import CairnError, EpochFailedError, InternalError
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.failure_policy import newer_run

@@ -19,7 +19,7 @@ from cairn.restore.recovery import Recovered
 from cairn.runtime.user_code_location import MOST_TEXT
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.liveness import is_alive
-from cairn.storage.manifest_store import RunRecord, Runs
+from cairn.storage.run_records import RunRecord, Runs
 from cairn.view.job_lives import next_life
 from cairn.view.job_reader import JobReader
 from cairn.view.journal import Address, EpochRecorder, Journal

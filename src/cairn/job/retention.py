@@ -12,7 +12,8 @@ from cairn.logs import get_logger
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.run_records import Runs
 
 _log = get_logger("cairn.job")
 

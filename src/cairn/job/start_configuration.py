@@ -10,7 +10,8 @@ from cairn.restore.recovery import Recovered
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifest_store import Runs, load_identity
+from cairn.storage.manifest_store import load_identity
+from cairn.storage.run_records import Runs
 
 _log = get_logger("cairn.job")
 

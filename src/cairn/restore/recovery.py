@@ -45,7 +45,8 @@ from cairn.snapshots.snapshot import Snapshot
 from cairn.storage import layout
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.history import open_history
-from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, create_identity, load_identity
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, create_identity, load_identity
+from cairn.storage.run_records import RunRecord, Runs
 
 _log = get_logger("cairn.job")
 

@@ -36,7 +36,8 @@ from cairn.snapshots.snapshot import Snapshot
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs
+from cairn.storage.manifest_store import JobIdentity, ManifestStore
+from cairn.storage.run_records import RunRecord, Runs
 from cairn.storage.state_file import handed_over
 from cairn.storage.state_owner import Writer
 

@@ -16,11 +16,13 @@ from pyspark.sql import DataFrame
 
 from cairn.config import DEFAULT_DIRECTORY, Settings
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.checkpoint_thread import CheckpointThread
 from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.control import CheckpointThread, Control, RunWatch
+from cairn.coordinator.control import Control
 from cairn.coordinator.epoch_loop import EpochLoop, EpochLoopSetup, OperatorPlan
 from cairn.coordinator.epoch_time import TimeKeeper
 from cairn.coordinator.offset_log import LocalOffsets
+from cairn.coordinator.run_watch import RunWatch
 from cairn.errors import InvalidInputError
 from cairn.job.actions import JobActions
 from cairn.job.idle_start import NothingNew, tell_start
@@ -59,9 +61,10 @@ from cairn.spark.worker_check import check_workers
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
-from cairn.storage.manifest_store import Runs, load_identity
+from cairn.storage.manifest_store import load_identity
 from cairn.storage.promise_check import check_promises
 from cairn.storage.retrying import RetryingFileSystem
+from cairn.storage.run_records import Runs
 
 _log = get_logger("cairn.api")
 

@@ -42,7 +42,7 @@ from cairn.state.store_folder import FolderLock, StoreFolder, own_folder
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 from cairn.storage.state_file import Section, SectionInfo, StateFile
 
 _log = get_logger("cairn.state")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from cairn.model.manifest import Manifest
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore
 from cairn.storage.run_bases import Base, record_base
+from cairn.storage.run_records import Runs
 
 
 def open_history(files: FileSystem, run: int) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""Manifests, runs and the job's identity as files: publish once, verify at every read, find the newest.
+"""Manifests and the job's identity as files: publish once, verify at every read, find the newest.
 
 A manifest file is `"CAIRNMF1"`, the xxh3-64 of the body (8 bytes), the body's length (4 bytes) and the body in
 MessagePack. It is created, never replaced: the create is the commit.
@@ -6,34 +6,26 @@ MessagePack. It is created, never replaced: the create is the commit.
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 import xxhash
 
-from cairn.config import RememberedOption
 from cairn.errors import (
     CorruptFileError,
-    FencedError,
     IncompatibleStateError,
     InternalError,
     InvalidInputError,
     NotFoundError,
 )
-from cairn.logs import get_logger
 from cairn.model.manifest import FORMAT_VERSION, Manifest
 from cairn.storage import layout, record_file
 from cairn.storage.filesystem import FileSystem
 from cairn.storage.record_file import HEAD
 from cairn.storage.run_bases import newest_base
+from cairn.storage.run_records import Runs
 from cairn.storage.state_owner import Writer
 
-_log = get_logger("cairn.job")
 _MAGIC = b"CAIRNMF"
 _decode = msgspec.msgpack.Decoder(Manifest).decode
 _decode_restores = msgspec.json.Decoder(list[tuple[int, int]]).decode
@@ -53,24 +45,6 @@ class JobIdentity(msgspec.Struct, frozen=True):
     def made(self, incarnation: str, job_id: str) -> bool:
         """Whether what carries these was made by this very job. Old releases wrote no incarnation everywhere."""
         return incarnation == self.incarnation if incarnation else job_id == self.job_id
-
-
-class RunRecord(msgspec.Struct, frozen=True):
-    """`runs/<n>`: who runs the job, since when, where."""
-
-    run: int
-    host: str
-    pid: int
-    started_ms: int
-    parallelism: int
-    token: str = ""
-    """Tells this run from one of the same number in another copy of the directory."""
-    configuration: Mapping[str, RememberedOption] = {}
-    """The options that the job was given explicitly, in this run or an earlier one. Nothing here is secret."""
-
-    def describe(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started_ms / 1000))
-        return f"run {self.run} (process {self.pid} on {self.host}, since {since})"
 
 
 class IncompleteManifestError(CorruptFileError):
@@ -248,67 +222,3 @@ def create_identity(
             raise InternalError(f"{files.root}/{layout.JOB} came and went") from None
         return found
     return identity
-
-
-class Runs:
-    """Who owns the job: the run with the highest number."""
-
-    def __init__(self, files: FileSystem) -> None:
-        self.files = files
-
-    def newest(self) -> int:
-        numbers = [layout.number_of(info.path) for info in self.files.list(layout.RUNS)]
-        return max((n for n in numbers if n is not None), default=0)
-
-    def record(self, run: int) -> RunRecord | None:
-        try:
-            return msgspec.json.decode(self.files.read(layout.run_path(run)), type=RunRecord)
-        except (NotFoundError, msgspec.MsgspecError):
-            return None
-
-    def configuration(self) -> Mapping[str, RememberedOption]:
-        """What the job remembers of its configuration: the record of its newest run that can be read has it."""
-        for run in range(self.newest(), 0, -1):
-            record = self.record(run)
-            if record is not None:
-                return record.configuration
-            _log.warning(
-                "%s/%s cannot be read: the configuration of the run before it counts", self.files.root,
-                layout.run_path(run),
-            )  # fmt: skip
-        return {}
-
-    def take(
-        self, parallelism: int, now_ms: int, configuration: Mapping[str, RememberedOption] | None = None
-    ) -> RunRecord:
-        """Become the newest run. From here on every older one stops at its next commit."""
-        number = 0
-        while True:
-            number = max(self.newest(), number) + 1  # a listing may lag behind what is there
-            remembered = {
-                key: option if option.run else replace(option, run=number)
-                for key, option in (configuration or {}).items()
-            }
-            token = uuid.uuid4().hex[:12]
-            record = RunRecord(number, socket.gethostname(), os.getpid(), now_ms, parallelism, token, remembered)
-            try:
-                self.files.create(layout.run_path(record.run), msgspec.json.encode(record))
-                return record
-            except FileExistsError:
-                continue
-
-    def check(self, mine: int) -> None:
-        """Raise `FencedError` if a newer run has taken the job."""
-        if self.files.exists(layout.run_path(mine + 1)):
-            newest = self.newest()
-            try:
-                record = self.record(newest)
-            except CorruptFileError:  # whoever wrote it, it is newer
-                record = None
-            who = record.describe() if record else f"run {newest}"
-            raise FencedError(
-                f"this is run {mine} of the job in {self.files.root}, and {who} has taken it over; this run stops and "
-                "changes nothing more",
-                run=mine,
-                newest=newest,
-            )

@@ -44,7 +44,8 @@ from cairn.state.key_slots import KeySlots
 from cairn.state.working_store import StoreRequest
 from cairn.storage.filesystem import FileSystem, LocalFileSystem
 from cairn.storage.history import open_history
-from cairn.storage.manifest_store import Runs, create_identity, load_identity
+from cairn.storage.manifest_store import create_identity, load_identity
+from cairn.storage.run_records import Runs
 from cairn.testing.local_cluster import (
     Aside,
     LocalCluster,

@@ -17,7 +17,8 @@ from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem, local_root
 from cairn.storage.liveness import is_alive
-from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, load_identity
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, load_identity
+from cairn.storage.run_records import RunRecord, Runs
 from cairn.view.job_graph import Vertex, graph_of
 from cairn.view.job_lives import lives_of
 from cairn.view.job_view import (

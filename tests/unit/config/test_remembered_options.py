@@ -28,7 +28,8 @@ from cairn.restore.recovery import Recovered
 from cairn.spark.spark_query import SparkQuery
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import JobIdentity, ManifestStore, RunRecord, Runs, create_identity
+from cairn.storage.manifest_store import JobIdentity, ManifestStore, create_identity
+from cairn.storage.run_records import RunRecord, Runs
 
 RETAINED = "execution.checkpointing.num-retained"
 INTERVAL = "execution.checkpointing.interval"

@@ -18,7 +18,8 @@ from cairn.model.checkpoint_records import CheckpointStatus, CheckpointType, Fai
 from cairn.model.manifest import Manifest, StateHandle
 from cairn.storage.checkpoint_store import CheckpointStore, decode_checkpoint
 from cairn.storage.cleanup import plan_garbage
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.run_records import Runs
 from cairn.testing.faults import Fault, FaultPlan
 
 

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from cairn.cli.main import app
 from cairn.coordinator.checkpoint_statistics import Insight
-from cairn.coordinator.control import CheckpointThread, Control
+from cairn.coordinator.checkpoint_thread import CheckpointThread
+from cairn.coordinator.control import Control
 from cairn.errors import (
     CheckpointFailedError,
     CorruptFileError,
@@ -35,7 +36,8 @@ from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import collect, plan_garbage
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs, create_identity
+from cairn.storage.manifest_store import ManifestStore, create_identity
+from cairn.storage.run_records import Runs
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 ALWAYS = 1_000_000

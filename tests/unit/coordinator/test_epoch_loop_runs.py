@@ -15,7 +15,8 @@ from cairn.errors import CairnError, CorruptFileError, EpochFailedError, FencedE
 from cairn.model.manifest import TaskAck
 from cairn.state import working_store
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs, encode_manifest
+from cairn.storage.manifest_store import ManifestStore, encode_manifest
+from cairn.storage.run_records import Runs
 from cairn.testing.faults import Crash, Fault, FaultPlan, FaultyFileSystem
 from cairn.testing.keyed_harness import LocalCluster
 

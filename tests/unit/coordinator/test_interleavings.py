@@ -26,20 +26,23 @@ from cairn.coordinator import (
     checkpoint_cuts,
     checkpoint_deletion,
     checkpoint_failures,
+    checkpoint_fence,
     checkpoint_ledger,
     checkpoint_schedule,
+    checkpoint_thread,
     compactor,
     control,
     coordinator_step,
     pending_checkpoint,
     retained_checkpoints,
-    run_fence,
+    run_watch,
     savepoint_requests,
     snapshot_writers,
 )
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
+from cairn.coordinator.checkpoint_thread import CheckpointThread
 from cairn.coordinator.compactor import Compactor
-from cairn.coordinator.control import CheckpointThread, Control, ask
+from cairn.coordinator.control import Control, ask
 from cairn.coordinator.coordinator_setup import CoordinatorSetup
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
@@ -55,7 +58,8 @@ from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.cleanup import collect, plan_garbage
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore
+from cairn.storage.run_records import Runs
 from cairn.view import journal
 from cairn.view.journal import Journal
 from cairn.web import driver_server, job_catalogue
@@ -63,8 +67,8 @@ from cairn.web.job_catalogue import Catalogue
 
 COORDINATOR: list[ModuleType] = [
     checkpoint_completion, checkpoint_coordinator, checkpoint_cuts, checkpoint_deletion, checkpoint_failures,
-    checkpoint_ledger, checkpoint_schedule, compactor, control, coordinator_step, pending_checkpoint,
-    retained_checkpoints, run_fence, savepoint_requests, snapshot_writers,
+    checkpoint_fence, checkpoint_ledger, checkpoint_schedule, checkpoint_thread, compactor, control, coordinator_step,
+    pending_checkpoint, retained_checkpoints, run_watch, savepoint_requests, snapshot_writers,
 ]  # fmt: skip
 EPOCHS = 6
 RETAINED = 2

@@ -16,7 +16,7 @@ from cairn.coordinator.control import Control, ask
 from cairn.errors import CheckpointFailedError, StorageError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType
 from cairn.storage.cleanup import plan_garbage
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 from cairn.view import job_documents
 
 

@@ -20,7 +20,7 @@ from cairn.job.job_events import EpochCommitted, JobEnded, JobRestarting, JobSta
 from cairn.job.job_run import JobRun, RunParts
 from cairn.job.life_cycle import JobState, JobStatus
 from cairn.job.supervisor import RunStarter, Supervisor
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 
 
 class Query:

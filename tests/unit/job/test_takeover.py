@@ -14,8 +14,9 @@ from tests.support.job_lab import add_run, ended_query, job_context
 from tests.support.patience import PATIENCE
 
 from cairn.api.job_handle import JobHandle
-from cairn.coordinator.control import LOOK_SECONDS, CheckpointThread, RunWatch
+from cairn.coordinator.checkpoint_thread import CheckpointThread
 from cairn.coordinator.ports import JobFacts
+from cairn.coordinator.run_watch import LOOK_SECONDS, RunWatch
 from cairn.errors import CairnError, EpochFailedError, FencedError
 from cairn.job import failure_policy
 from cairn.job.failure_policy import newer_run
@@ -27,7 +28,7 @@ from cairn.spark.savepoint_writer import SparkSavepoints, _Writing
 from cairn.spark.spark_query import SparkQuery
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 from cairn.storage.savepoint_folder import SavepointFolder
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 

@@ -20,8 +20,9 @@ from cairn.restore.newest_epoch import newest_epoch
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs
+from cairn.storage.manifest_store import ManifestStore
 from cairn.storage.run_bases import Base, record_base
+from cairn.storage.run_records import Runs
 
 
 @pytest.fixture

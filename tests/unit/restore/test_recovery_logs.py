@@ -30,7 +30,8 @@ from cairn.snapshots.verification import verify_savepoint
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs, create_identity
+from cairn.storage.manifest_store import ManifestStore, create_identity
+from cairn.storage.run_records import Runs
 from cairn.storage.savepoint_folder import read_savepoint
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 

@@ -28,7 +28,8 @@ from cairn.snapshots.verification import verify_savepoint
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import Runs, load_identity
+from cairn.storage.manifest_store import load_identity
+from cairn.storage.run_records import Runs
 from cairn.storage.savepoint_folder import encode_savepoint, read_savepoint
 from cairn.testing.keyed_harness import UID
 

@@ -18,7 +18,8 @@ from cairn.snapshots.resolver import open_snapshot
 from cairn.snapshots.snapshot import of_checkpoint
 from cairn.storage import state_file
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import JobIdentity, ManifestStore, Runs
+from cairn.storage.manifest_store import JobIdentity, ManifestStore
+from cairn.storage.run_records import Runs
 from cairn.testing.faults import Fault, FaultPlan, FaultyFileSystem
 
 

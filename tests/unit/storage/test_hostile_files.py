@@ -28,7 +28,8 @@ from cairn.restore.spark_logs import read_log
 from cairn.state import local_stores
 from cairn.storage import layout, regular_files, running_jobs
 from cairn.storage.filesystem import LocalFileSystem, sync
-from cairn.storage.manifest_store import Runs, load_identity
+from cairn.storage.manifest_store import load_identity
+from cairn.storage.run_records import Runs
 from cairn.storage.savepoint_folder import mapped, read_savepoint
 from cairn.storage.state_file import StateFile
 from cairn.view.job_reader import JobReader

@@ -1,4 +1,4 @@
-"""Manifests, the job's identity and its runs: created once, checked always."""
+"""Manifests and the job's identity: created once, checked always."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import msgspec
 import pytest
 import xxhash
 
-from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, NotFoundError
+from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
 from cairn.model.manifest import Manifest, OperatorState, SinkCommittable, StateHandle, StateSpec
 from cairn.storage.filesystem import LocalFileSystem
 from cairn.storage.manifest_store import (
     IncompleteManifestError,
     ManifestStore,
-    Runs,
     create_identity,
     decode_manifest,
     encode_manifest,
@@ -157,19 +156,3 @@ def test_identity(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(CorruptFileError, match=r"job\.json cannot be read"):
         load_identity(files)
-
-
-def test_runs(tmp_path: Path) -> None:
-    runs = Runs(LocalFileSystem(str(tmp_path)))
-    assert runs.newest() == 0
-    one = runs.take(4, 0)
-    runs.check(one.run)
-    two = runs.take(4, 0)
-    runs.check(two.run)
-    with pytest.raises(FencedError, match=r"this is run 1 .*run 2 \(process"):
-        runs.check(one.run)
-    assert runs.record(1) == one
-    (tmp_path / "runs" / f"{2:020d}").write_text("{")
-    with pytest.raises(FencedError, match="run 2"):
-        runs.check(one.run)
-    assert runs.take(1, 0).run == 3

@@ -20,7 +20,8 @@ from cairn.state.section_changes import ChainFiles
 from cairn.storage import state_file
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
-from cairn.storage.manifest_store import ManifestStore, Runs, load_identity
+from cairn.storage.manifest_store import ManifestStore, load_identity
+from cairn.storage.run_records import Runs
 from cairn.storage.state_file import StateFile
 from cairn.storage.state_owner import Place, StateOwner, Writer
 

@@ -36,7 +36,7 @@ from cairn.snapshots.compact_task import compact_range
 from cairn.spark.savepoint_writer import SparkSavepoints
 from cairn.storage import layout
 from cairn.storage.checkpoint_store import CheckpointStore
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 from cairn.testing.simulation import system
 from cairn.testing.simulation.disk import SimulatedFileSystem
 from cairn.testing.simulation.invariants import RequestedRestore

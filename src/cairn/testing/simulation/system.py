@@ -75,6 +75,7 @@ MODULES = {
     "cairn.storage.cleanup": ("time",),
     "cairn.storage.manifest_store": ("uuid", "decode_manifest"),
     "cairn.storage.regular_files": ("os",),
+    "cairn.storage.run_records": ("uuid",),
     "cairn.storage.savepoint_folder": ("os", "time", "uuid", "mmap", "open_filesystem", "sync"),
     "cairn.storage.state_file": ("end_of", "table_of"),
     "cairn.storage.savepoint_parquet": ("uuid",),
@@ -263,7 +264,6 @@ class _Os:
 
     def reader(self, descriptor: int) -> io.BytesIO:
         """The file of a descriptor, which the one who reads closes."""
-
         return _Reader(self.mapped(descriptor), self._opened, descriptor)
 
     def mapped(self, descriptor: int) -> bytes:

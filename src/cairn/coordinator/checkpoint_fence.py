@@ -7,12 +7,12 @@ from cairn.coordinator.checkpoint_schedule import CheckpointSchedule
 from cairn.errors import FencedError
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import FailureReason
-from cairn.storage.manifest_store import Runs
+from cairn.storage.run_records import Runs
 
 _log = get_logger("cairn.checkpoint")
 
 
-class RunFence:
+class CheckpointFence:
     """Checks whether the run still owns the job, and gives up everything in progress once it does not.
 
     Threads: called by the thread that does the coordinator's work, without the lock, since it reads the storage.
