@@ -29,8 +29,10 @@ from cairn.model.windows import (
     WindowFunction,
 )
 from cairn.runtime.map_functions import checked_rows
-from cairn.runtime.windowing.window_contents import Contents, MergingWindows, WindowTimers, checked_window, contents_of
+from cairn.runtime.windowing.merging_windows import MergingWindows
+from cairn.runtime.windowing.window_contents import Contents, checked_window, contents_of
 from cairn.runtime.windowing.window_state import NoWindowState, Numbers, Scope, WindowStates
+from cairn.runtime.windowing.window_timers import WindowTimers
 
 
 class WindowOperator(KeyedProcessFunction):
