@@ -22,16 +22,19 @@ _HOMES = {
     "cairn.job.life_cycle": ("JobStatus",),
     "cairn.api.savepoint": ("Savepoint",),
     "cairn.api.data_source": ("register",),
-    "cairn.api.sinks": ("BaseSink", "FileSink", "ForeachEpochSink", "NoopSink", "PrintSink", "TableSink"),
     "cairn.api.state_backends": ("EmbeddedRocksDBStateBackend", "HashMapStateBackend", "LmdbStateBackend"),
     "cairn.api.checkpoint_config": (
         "CheckpointConfig", "CheckpointingMode", "ExternalizedCheckpointRetention", "FileSystemCheckpointStorage",
         "JobManagerCheckpointStorage", "RestartStrategies",
     ),
     "cairn.connectors.delta": ("DeltaSink",),
+    "cairn.connectors.file_sink": ("FileSink",),
     "cairn.connectors.generated_sources": ("CollectionSource", "CrashMarker", "GeneratorSource", "ScriptedSource"),
     "cairn.connectors.jdbc": ("JdbcSink",),
     "cairn.connectors.kafka": ("DeliveryGuarantee", "KafkaSink"),
+    "cairn.connectors.simple_sinks": ("ForeachEpochSink", "NoopSink", "PrintSink"),
+    "cairn.connectors.sink_base": ("BaseSink",),
+    "cairn.connectors.table_sink": ("TableSink",),
     "cairn.connectors.target_retry": ("Retry",),
     "cairn.connectors.staging": ("Staging",),
     "cairn.connectors.spark_sources": ("FileSource", "KafkaSource", "SocketSource"),
@@ -98,15 +101,18 @@ if TYPE_CHECKING:
     from cairn.api.keyed_stream import KeyedStream
     from cairn.api.results import CloseableIterator, DataStreamSink
     from cairn.api.savepoint import Savepoint
-    from cairn.api.sinks import BaseSink, FileSink, ForeachEpochSink, NoopSink, PrintSink, TableSink
     from cairn.api.state_backends import EmbeddedRocksDBStateBackend, HashMapStateBackend, LmdbStateBackend
     from cairn.api.windowed_stream import AllWindowedStream, WindowedStream
     from cairn.connectors.delta import DeltaSink
+    from cairn.connectors.file_sink import FileSink
     from cairn.connectors.generated_sources import CollectionSource, CrashMarker, GeneratorSource, ScriptedSource
     from cairn.connectors.jdbc import JdbcSink
     from cairn.connectors.kafka import DeliveryGuarantee, KafkaSink
+    from cairn.connectors.simple_sinks import ForeachEpochSink, NoopSink, PrintSink
+    from cairn.connectors.sink_base import BaseSink
     from cairn.connectors.spark_sources import FileSource, KafkaSource, SocketSource
     from cairn.connectors.staging import Staging
+    from cairn.connectors.table_sink import TableSink
     from cairn.connectors.target_retry import Retry
     from cairn.errors import (
         CairnError,

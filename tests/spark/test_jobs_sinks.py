@@ -23,7 +23,7 @@ from cairn import (
     StreamExecutionEnvironment,
     TableSink,
 )
-from cairn.api.sinks import BaseSink
+from cairn.connectors.sink_base import BaseSink
 from cairn.spark import arrow_batches
 
 pytestmark = pytest.mark.spark

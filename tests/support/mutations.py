@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.api import sinks
+from cairn.connectors.file_sink import FileSink
 from cairn.coordinator import compactor, epoch_loop
 from cairn.coordinator.acks import accept
 from cairn.job import retention
@@ -159,7 +159,7 @@ def a_second_commit_of_a_sink_shows_again(patch: Patch) -> None:
             else:
                 self._files.move(move["from"], target)
 
-    patch.setattr(sinks.FileSink, "commit", wrapped)
+    patch.setattr(FileSink, "commit", wrapped)
 
 
 def sweeps_forget_checkpoints(patch: Patch) -> None:

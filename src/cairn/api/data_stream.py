@@ -11,7 +11,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructField, StructType
 
 from cairn.api.results import CloseableIterator, Collect, DataStreamSink, PrintToStdout
-from cairn.api.sinks import BaseSink, TableSink
+from cairn.connectors.sink_base import BaseSink
+from cairn.connectors.table_sink import TableSink
 from cairn.errors import InvalidInputError
 from cairn.job.job_directory import driver_directory
 from cairn.model.ddl import as_type

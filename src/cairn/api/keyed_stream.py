@@ -20,7 +20,7 @@ from cairn.api.data_stream import (
     with_operator,
 )
 from cairn.api.results import CloseableIterator, DataStreamSink
-from cairn.api.sinks import BaseSink
+from cairn.connectors.sink_base import BaseSink
 from cairn.errors import InvalidInputError
 from cairn.model.assigners import CountSlidingWindowAssigner, CountTumblingWindowAssigner
 from cairn.model.ddl import INTEGER_TYPES, as_type

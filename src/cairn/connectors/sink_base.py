@@ -1,4 +1,16 @@
-"""The interface of a sink: two phases, of which a user implements the parts that matter."""
+"""The interface of a sink: two phases, of which a user implements the parts that matter.
+
+Rows are prepared where nobody sees them, and shown once their epoch is committed.
+
+| sink | what a reader may see after any crash |
+| --- | --- |
+| `FileSink`, `TableSink` | every row exactly once |
+| `PrintSink` | every epoch at most once; the one during a crash may be missing on the screen |
+| `ForeachEpochSink` | the function may be called again with the same epoch id: make it idempotent by that id |
+| `NoopSink` | nothing |
+
+What holds for other systems is told in their modules.
+"""
 
 from __future__ import annotations
 

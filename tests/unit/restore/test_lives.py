@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn import EpochFailedError, KeyedProcessFunction, ListStateDescriptor, ValueStateDescriptor
-from cairn.api.sinks import FileSink
+from cairn.connectors.file_sink import FileSink
 from cairn.errors import CorruptFileError
 from cairn.testing import keyed_harness
 from cairn.testing.keyed_harness import KeyedProcessHarness

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cairn.api.sinks import FileSink
 from cairn.config import Settings
+from cairn.connectors.file_sink import FileSink
 from cairn.coordinator.checkpoint_coordinator import CheckpointCoordinator
 from cairn.coordinator.compactor import Compactor, ranges_of
 from cairn.coordinator.coordinator_setup import CoordinatorSetup

@@ -49,7 +49,7 @@ MODULES = {
     "cairn.restore.restore_checks": ("os",),
     "cairn.restore.restored_epoch": ("os", "tempfile", "uuid"),
     "cairn.spark.savepoint_writer": ("os", "sync", "threading", "time", "uuid"),
-    "cairn.api.sinks": ("os", "shutil", "LocalFileSystem"),
+    "cairn.connectors.file_sink": ("os", "shutil", "LocalFileSystem"),
     "cairn.snapshots.resolver": ("os", "LocalFileSystem"),
     "cairn.snapshots.snapshot": ("os", "LocalFileSystem"),
     "cairn.snapshots.verification": ("os", "open_filesystem"),

@@ -1,14 +1,4 @@
-"""Sinks in two phases: rows are prepared where nobody sees them, and shown once their epoch is committed.
-
-| sink | what a reader may see after any crash |
-| --- | --- |
-| `FileSink`, `TableSink` | every row exactly once |
-| `PrintSink` | every epoch at most once; the one during a crash may be missing on the screen |
-| `ForeachEpochSink` | the function may be called again with the same epoch id: make it idempotent by that id |
-| `NoopSink` | nothing |
-
-Sinks for other systems are in `cairn.connectors`.
-"""
+"""A sink of files in a directory: written where nobody sees them, moved into sight once their epoch is committed."""
 
 from __future__ import annotations
 
@@ -16,15 +6,13 @@ import hashlib
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import xxhash
 
-from cairn.connectors.sink_base import BaseSink as BaseSink
+from cairn.connectors.sink_base import BaseSink
 from cairn.connectors.staging import durable_parts
-from cairn.errors import CorruptFileError, EpochFailedError, InvalidInputError, StorageError
+from cairn.errors import CorruptFileError, InvalidInputError, StorageError
 from cairn.storage import layout, regular_files
 from cairn.storage.filesystem import LocalFileSystem, as_url, local_root
 
@@ -181,104 +169,3 @@ class FileSink(BaseSink):
 
     def __repr__(self) -> str:
         return f"FileSink({self.path!r}, format={self.format!r})"
-
-
-class TableSink(FileSink):
-    """A table in the job's directory, to be queried by name: `spark.table(name)` holds all committed rows.
-
-    The view is made anew after every epoch; a DataFrame taken from it earlier keeps seeing the epochs of its time.
-    """
-
-    kind = "table"
-
-    def __init__(self, name: str) -> None:
-        BaseSink.__init__(self)
-        if not name.isidentifier():
-            raise InvalidInputError(f"a table name is letters, digits and '_', not {name!r}")
-        self.name = name
-        self.format = "parquet"
-        self.options = {}
-
-    def start(self, spark: Any, job_dir: str, schema: Any) -> None:
-        self.path = os.path.join(job_dir, layout.TABLES, self.name)
-        os.makedirs(self.path, exist_ok=True)
-        self._files = LocalFileSystem(self.path)
-        self._identify(job_dir)
-        self._spark = spark
-        self._schema = schema
-        self._refresh()
-
-    def _refresh(self) -> None:
-        self._spark.read.schema(self._schema).parquet(as_url(self.path)).createOrReplaceTempView(self.name)
-
-    def commit(self, data: list[dict[str, Any]], epoch: int) -> None:
-        super().commit(data, epoch)
-        self._refresh()
-
-    def __repr__(self) -> str:
-        return f"TableSink({self.name!r})"
-
-
-class PrintSink(BaseSink):
-    """Prints the rows of each committed epoch, at most `limit` of them."""
-
-    kind = "print"
-    only_writes = True
-    materialised = True
-
-    def __init__(self, limit: int = 20, stream: Any = None) -> None:
-        super().__init__()
-        self.limit = limit
-        self._stream = stream
-        self._held: dict[int, tuple[list[Any], int]] = {}
-
-    def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
-        rows = frame.take(self.limit)
-        total = frame.count() if len(rows) == self.limit else len(rows)
-        self._held = {epoch: (rows, total)}
-        self.rows = total
-
-    def commit(self, data: Any, epoch: int) -> None:
-        rows, total = self._held.pop(epoch, ([], 0))
-        out = self._stream or sys.stdout
-        for row in rows:
-            print(f"{epoch}> {', '.join(f'{k}={v!r}' for k, v in row.asDict().items())}", file=out)
-        if total > len(rows):
-            print(f"{epoch}> ... and {total - len(rows)} more rows", file=out)
-        out.flush()
-
-
-class ForeachEpochSink(BaseSink):
-    """Calls `function(frame, epoch)` in every epoch, before it is committed.
-
-    The frame is a plain Spark DataFrame that may be read any number of times. If the job dies before the commit, the
-    function is called again with the same epoch id and the same rows. An error in it fails the epoch.
-    """
-
-    kind = "foreach"
-    materialised = True
-
-    def __init__(self, function: Callable[[Any, int], None]) -> None:
-        super().__init__()
-        if not callable(function):
-            raise InvalidInputError("ForeachEpochSink takes a function of a DataFrame and an epoch id")
-        self.function = function
-
-    def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
-        try:
-            self.function(frame, epoch)
-        except Exception as error:
-            raise EpochFailedError(
-                f"sink '{self.uid}': the function raised {type(error).__name__}: {error}; epoch {epoch} is refused and "
-                "the state stays as it was"
-            ) from error
-
-
-class NoopSink(BaseSink):
-    """Computes everything and keeps nothing: for measurements, and for jobs whose state is the result."""
-
-    kind = "noop"
-    only_writes = True
-
-    def prepare(self, frame: Any, epoch: int, attempt: str) -> None:
-        frame.write.format("noop").mode("overwrite").save()
