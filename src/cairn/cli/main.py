@@ -105,7 +105,7 @@ def common(
 
 @app.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="Unknown options, and everything after `--`, are passed to the script.",
+    epilog="Unknown options and everything after `--` are passed to the script.",
 )
 def run(
     job: ScriptArgument,
@@ -143,7 +143,7 @@ def plan(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show what a restore would do, without a start."""
+    """Show what a restore would do, without starting the job."""
     from cairn.cli.plan_command import plan_job
 
     if restore is None:
@@ -199,7 +199,9 @@ DirOption = Annotated[
 def checkpoints(
     job: JobArgument,
     directory: DirOption = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many to show.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="Maximum number of checkpoints to show.")
+    ] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of a job, newest first."""
@@ -221,7 +223,8 @@ def checkpoint(
     job: JobArgument,
     directory: DirOption = None,
     full: Annotated[
-        bool | None, typer.Option("--full/--incremental", help="Write all state, or reference it. [as configured]")
+        bool | None,
+        typer.Option("--full/--incremental", help="Take a full or an incremental checkpoint. [as configured]"),
     ] = None,
     timeout: TimeoutOption = 600.0,
     as_json: JsonOption = False,
@@ -243,7 +246,7 @@ def savepoint(
     job: JobArgument,
     target: Annotated[
         str | None,
-        typer.Argument(metavar="DIR", help="Directory in which the savepoint is created. [as the job is configured]"),
+        typer.Argument(metavar="DIR", help="Directory in which the savepoint is created. [configured in the job]"),
     ] = None,
     directory: DirOption = None,
     timeout: TimeoutOption = 3600.0,
@@ -261,7 +264,11 @@ def stop(
     job: JobArgument,
     target: Annotated[
         str | None,
-        typer.Option("--savepoint-dir", metavar="DIR", help="Directory of the savepoint. [as the job is configured]"),
+        typer.Option(
+            "--savepoint-dir",
+            metavar="DIR",
+            help="Directory in which the savepoint is created. [configured in the job]",
+        ),
     ] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="Fire all event-time timers first; for jobs that are not resumed.")
@@ -317,12 +324,12 @@ def ui(
         str | None, typer.Argument(metavar="[DIR]", help="Directory of all jobs, or of one job. [cairn-data]")
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port, or the next free port.")
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port; if it is in use, the next free port.")
     ] = DEFAULT_PORT,
     address: Annotated[
         str,
         typer.Option(
-            "--bind", metavar="ADDRESS", help="Address to listen on; one other than loopback requires --token."
+            "--bind", metavar="ADDRESS", help="Address to listen on; any address other than loopback requires --token."
         ),
     ] = DEFAULT_ADDRESS,
     token: Annotated[
@@ -354,7 +361,7 @@ def plan_memory(
         int | None, typer.Option("--entry-bytes", min=1, metavar="N", help="Bytes per key, including its state.")
     ] = None,
     touched: Annotated[
-        int | None, typer.Option("--touched", min=0, metavar="N", help="Number of keys in an epoch. [all]")
+        int | None, typer.Option("--touched", min=0, metavar="N", help="Number of distinct keys per epoch. [all]")
     ] = None,
     parallelism: Annotated[
         int, typer.Option("--parallelism", "-p", min=1, metavar="N", help="Number of subtasks.")
@@ -416,7 +423,11 @@ def demo(
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows per epoch.")] = 20_000,
     folder: Annotated[
         str | None,
-        typer.Option("--dir", metavar="DIR", help="Empty directory to work in; it is kept. [a temporary directory]"),
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            help="Empty directory for the files of the demo, which are kept. [a temporary directory]",
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one per line.")] = False,

@@ -46,11 +46,15 @@ def show(
     path: PathArgument,
     uid: Annotated[
         str | None,
-        typer.Argument(metavar="[UID]", help="Uid of the operator, if there are several.", autocompletion=uids),
+        typer.Argument(
+            metavar="[UID]", help="Uid of the operator; required if there are several.", autocompletion=uids
+        ),
     ] = None,
     state: Annotated[
         str | None,
-        typer.Argument(metavar="[STATE]", help="Name of the state, if there are several.", autocompletion=state_names),
+        typer.Argument(
+            metavar="[STATE]", help="Name of the state; required if there are several.", autocompletion=state_names
+        ),
     ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
@@ -66,7 +70,7 @@ def get(
     path: PathArgument,
     uid: UidArgument,
     state: StateArgument,
-    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="One value per key column.")],
+    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="Key to look up, one value per key column.")],
     allow_pickled: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,11 +88,17 @@ def get(
 @state_app.command()
 def diff(
     path: PathArgument,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The later snapshot.", autocompletion=snapshot_paths)],
-    uid: Annotated[str | None, typer.Argument(metavar="[UID]", help="Only this operator.", autocompletion=uids)] = None,
+    other: Annotated[
+        str, typer.Argument(metavar="OTHER", help="Snapshot to compare with.", autocompletion=snapshot_paths)
+    ],
+    uid: Annotated[
+        str | None, typer.Argument(metavar="[UID]", help="Compare only this operator.", autocompletion=uids)
+    ] = None,
     state: Annotated[
         str | None,
-        typer.Argument(metavar="[STATE]", help="Only this state, with its rows.", autocompletion=state_names),
+        typer.Argument(
+            metavar="[STATE]", help="Compare only this state, and show its rows.", autocompletion=state_names
+        ),
     ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
@@ -104,7 +114,7 @@ def export(
     path: PathArgument,
     uid: UidArgument,
     state: StateArgument,
-    target: Annotated[str, typer.Argument(metavar="FILE", help="New .parquet, .csv or .jsonl file.")],
+    target: Annotated[str, typer.Argument(metavar="FILE", help="File to create: .parquet, .csv or .jsonl.")],
     raw_csv: Annotated[
         bool,
         typer.Option(
@@ -131,7 +141,9 @@ def verify(path: PathArgument, as_json: JsonOption = False) -> None:
 def savepoint_dispose(
     path: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="Savepoint, finished or not.", autocompletion=snapshot_paths),
+        typer.Argument(
+            metavar="PATH", help="Savepoint to delete, complete or incomplete.", autocompletion=snapshot_paths
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted without deleting it.")] = False,

@@ -81,7 +81,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "execution.checkpointing.prefer-checkpoint-for-recovery": (
         "checkpoints.prefer_checkpoint_for_recovery", readers.boolean,
-        "no effect, because a job never recovers from a savepoint by itself; a key of Flink 1.x; default false",
+        "no effect, because a job never recovers from a savepoint automatically; an option of Flink 1.x; default false",
     ),
     "execution.state-recovery.path": (
         "restore_path", readers.text,
@@ -96,7 +96,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "drop the state of operators that the job no longer has, and positions of unmatched sources; default false",
     ),
     "state.backend.type": (
-        "backend", readers.text, "state backend: lmdb (default), hashmap, rocksdb, or an installed one",
+        "backend", readers.text, "state backend: lmdb (default), hashmap, rocksdb, or the name of an installed backend",
     ),
     "restart-strategy.type": (
         "restart.type", readers.restart_type,
@@ -132,7 +132,8 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "time without failures after which the delay is reset; default 1 h",
     ),
     "restart-strategy.exponential-delay.jitter-factor": (
-        "restart.jitter", readers.decimal, "random part of the delay, from 0 to below 1; default 0.1",
+        "restart.jitter", readers.decimal,
+        "fraction of the delay that is random, at least 0 and less than 1; default 0.1",
     ),
     "restart-strategy.exponential-delay.attempts-before-reset-backoff": (
         "restart.attempts_before_reset", readers.attempts_before_reset,
@@ -172,7 +173,7 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "rest.port": (
         "web.port", readers.integer(0, 65535),
-        "port of the web page, or the next free port; default 8081; 0: any free port",
+        "port of the web page; if it is in use, the next free port; 0: any free port; default 8081",
     ),
     "rest.bind-address": (
         "web.address", readers.text,
@@ -198,20 +199,20 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     ),
     "cairn.web.savepoint-roots": (
         "web.savepoint_roots", readers.names,
-        "comma-separated further directories in which the web page may create savepoints; default: none",
+        "comma-separated additional directories in which the web page may create savepoints; default: none",
     ),
     "cairn.time.max-jump": (
         "max_jump_ms", readers.duration,
         (
-            "how far processing time may advance beyond the elapsed time between two epochs of a driver before an "
-            "epoch is refused; default 1 d"
+            "limit on how far processing time may run ahead of the elapsed time between two epochs of a driver; an "
+            "epoch beyond it is refused; default 1 d"
         ),
     ),
     "cairn.time.max-downtime": (
         "max_downtime_ms", readers.duration,
         (
-            "how far the clock may be ahead of the newest epoch when a job is started before its first epoch is "
-            "refused; default 90 d"
+            "limit on how far the clock may be ahead of the newest epoch when a job is started; a first epoch beyond "
+            "it is refused; default 90 d"
         ),
     ),
     "cairn.time.reset": (
@@ -225,8 +226,8 @@ OPTIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "show_values", readers.boolean,
         (
             "show and store the messages of exceptions in functions and the row that failed, which may contain "
-            "data; if false, only the type and line, and what cairn's own errors say (the key, a value that does "
-            "not fit); default true"
+            "data; if false, only the exception type, the line, and the messages of cairn's own errors (with the key, "
+            "or a value that does not fit its type); default true"
         ),
     ),
 }  # fmt: skip
@@ -248,8 +249,8 @@ ALIASES = {
     "state.storage.fs.write-buffer-size": "execution.checkpointing.write-buffer-size",
     "taskmanager.state.local.root-dirs": "execution.checkpointing.local-backup.dirs",
 }
-_NO_CHANNELS = "cairn records source positions, not the buffers between tasks; leave it out"
-_NO_CHANGELOG = "every epoch already writes its changes durably; leave it out, see cairn.compaction.max-chain"
+_NO_CHANNELS = "cairn records source positions, not the buffers between tasks; remove the option"
+_NO_CHANGELOG = "every epoch already writes its changes durably; remove the option, see cairn.compaction.max-chain"
 _NO_TRACKING = "state is read and written in bulk, so single calls are not measured; see the metrics of Spark's tasks"
 REFUSED = {
     "execution.checkpointing.interval-during-backlog": (
@@ -258,22 +259,22 @@ REFUSED = {
     "execution.checkpointing.create-subdir": (
         "every job has its own directory; name it with pipeline.job-id"
     ),
-    "execution.checkpointing.snapshot-compression": "the format of state files is fixed; leave it out",
+    "execution.checkpointing.snapshot-compression": "the format of state files is fixed; remove the option",
     "execution.checkpointing.cleaner.parallel-mode": (
-        "the way that old files are deleted cannot be configured; leave it out"
+        "the deletion of old files cannot be configured; remove the option"
     ),
     "execution.checkpointing.checkpoints-after-tasks-finish": (
-        "Spark's tasks end with every epoch, so none finishes early; leave it out"
+        "Spark's tasks end with every epoch, so none finishes early; remove the option"
     ),
     "execution.checkpointing.checkpoints-after-tasks-finish.*": (
-        "Spark's tasks end with every epoch, so none finishes early; leave it out"
+        "Spark's tasks end with every epoch, so none finishes early; remove the option"
     ),
     "execution.checkpointing.unaligned.forced": (
-        "it is for iterations, which cairn does not support; set execution.checkpointing.unaligned.enabled"
+        "it applies to iterations, which cairn does not support; set execution.checkpointing.unaligned.enabled"
     ),
     "execution.checkpointing.unaligned.max-subtasks-per-channel-state-file": _NO_CHANNELS,
     "execution.checkpointing.unaligned.interruptible-timers.*": (
-        "due timers fire at the start of an epoch and belong to it as a whole; leave it out"
+        "due timers fire at the start of an epoch and belong to it as a whole; remove the option"
     ),
     "execution.checkpointing.unaligned.recover-output-on-downstream.enabled": _NO_CHANNELS,
     "execution.checkpointing.during-recovery.enabled": _NO_CHANNELS,
@@ -283,7 +284,7 @@ REFUSED = {
     "execution.checkpointing.file-merging.*": (
         "small changes are stored in the manifest; set execution.checkpointing.data-inline-threshold"
     ),
-    "pipeline.sources.pause-until-first-checkpoint": "Spark's sources cannot be paused; leave it out",
+    "pipeline.sources.pause-until-first-checkpoint": "Spark's sources cannot be paused; remove the option",
     "execution.state-recovery.from-local": (
         "local recovery has a single option; set execution.checkpointing.local-backup.enabled"
     ),
@@ -291,9 +292,9 @@ REFUSED = {
     "state.backend.rocksdb.localdir": (
         "all backends use the same directory; set execution.checkpointing.local-backup.dirs"
     ),
-    "state.backend.rocksdb.timer-service.*": "timers are kept in the same store as all other state; leave it out",
-    "state.backend.rocksdb.*": "cairn configures RocksDB itself; leave it out, or install your own backend",
-    "state.backend.forst.*": "there is no such backend; set state.backend.type to rocksdb for large state",
+    "state.backend.rocksdb.timer-service.*": "timers are kept in the same store as all other state; remove the option",
+    "state.backend.rocksdb.*": "cairn configures RocksDB itself; remove the option, or install your own backend",
+    "state.backend.forst.*": "this backend does not exist; set state.backend.type to rocksdb for large state",
     "state.latency-track.*": _NO_TRACKING,
     "state.backend.latency-track.*": _NO_TRACKING,
     "state.size-track.*": _NO_TRACKING,

@@ -55,7 +55,7 @@ def refuse_second_watermark(df: DataFrame, call: str) -> None:
                 raise InvalidInputError(
                     f"{call}: these rows have come through a watermark before, and Spark takes one on the way from a "
                     "source to a sink. Leave it out and use the time as an ordinary column, or write the rows to a "
-                    "sink and read them in a second job (docs/windows.md, Event time behind windows and timers)"
+                    "sink and read them in a second job (docs/windows.md, Event time downstream of windows and timers)"
                 )
             above = True
         children = node.children()
