@@ -287,7 +287,7 @@ def test_staged_file_that_is_gone_is_named(postgres: PostgresServer, table: str,
 def test_fence_that_is_gone_is_named(postgres: PostgresServer, table: str, tmp_path: Path) -> None:
     sink = started(JdbcSink(postgres.url, table), job(tmp_path))
     postgres.run(f"DELETE FROM cairn_epochs WHERE sink = '{sink._token}'")
-    with pytest.raises(CorruptFileError, match="of table cairn_epochs is gone"):
+    with pytest.raises(CorruptFileError, match="of table cairn_epochs is missing"):
         sink.prepare(frame([("a", 1)]), 0, attempt(0))
 
 

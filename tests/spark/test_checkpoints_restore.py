@@ -176,7 +176,7 @@ def test_a_restore_that_failed_can_be_repeated_and_never_starts_empty(
         patched.setattr(ManifestStore, "publish", refuse)
         with pytest.raises(StorageError, match="on purpose"):
             running(lab, "fork", execution__state_recovery__path=path)
-    with pytest.raises(InvalidInputError, match="was to start from"):
+    with pytest.raises(InvalidInputError, match="was to be restored from"):
         running(lab, "fork")
     lab.feed(ROWS[40:80])
     fork = running(lab, "fork", execution__state_recovery__path=path)

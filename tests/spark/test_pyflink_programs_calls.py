@@ -115,7 +115,7 @@ def test_a_collection_that_has_no_one_type_is_refused_with_the_way_out(lab: Lab)
         ([[1, 2], [3]], None, r"rows of 1 and of 2 values.*Types\.LIST\(Types\.LONG\(\)\)"),
         ([1, (2, 3)], None, "has rows .tuples, lists, dicts. and single values"),
         ([None], None, r"Spark cannot infer the type.*Types\.LONG\(\)"),
-        ([1], Types.PICKLED_BYTE_ARRAY(), "pickled values are no columns: name a type"),
+        ([1], Types.PICKLED_BYTE_ARRAY(), "pickled values cannot be columns: declare a type"),
         ([(1,)], Types.LONG(), r"\(1,\) \(tuple\) does not fit type 'bigint'"),
         ([1.5], Types.PRIMITIVE_ARRAY(Types.INT()), "1.5 .float. does not fit type 'array<int>'"),
     ]

@@ -114,7 +114,7 @@ class _Demo:
             for event in job.remaining_events():
                 self._show(event)
         if not killed:
-            raise InternalError(f"the demo could not catch its job at work in epoch {victim}")
+            raise InternalError(f"the demo could not kill its job during epoch {victim}")
         when = "right after the commit" if self._is_committed(victim) else "in the middle"
         out.event({"event": "killed", "epoch": victim, "processes": killed, "committed": self._is_committed(victim)})
         out.line(f"       kill -9 of all {killed} processes of the job, {when} of epoch {victim}")

@@ -64,9 +64,7 @@ def _problem(place: Path, deadline: float, seconds: float, out: Output) -> str:
             for event in job.events(until=lambda: time.monotonic() > deadline):
                 committed += event["event"] == "epoch"
             if time.monotonic() > deadline:
-                return (
-                    f"{committed} of {EPOCHS} epochs in {seconds:g} s, which is the time limit; --timeout gives it more"
-                )
+                return f"{committed} of {EPOCHS} epochs within the limit of {seconds:g} s; raise it with --timeout"
         if not exact(expected(EPOCHS * ROWS), read_back(place, EPOCHS * ROWS)):
             return "the job ran, but its state or its output is wrong"
     except (CairnError, OSError) as error:

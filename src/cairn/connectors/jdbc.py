@@ -135,14 +135,14 @@ class JdbcSink(BaseSink):
         at_once = [immediate for found, immediate in cursor.fetchall() if set(found) == set(self.key)]
         if not all(at_once):  # PostgreSQL refuses it for ON CONFLICT, also if there is another one
             raise InvalidInputError(
-                f"sink '{self.uid}': table '{self.table}' has a deferrable unique constraint on ({key}), by which "
-                "PostgreSQL replaces no rows; make it one that is not deferrable",
+                f"sink '{self.uid}': table '{self.table}' has a deferrable unique constraint on ({key}), which "
+                "PostgreSQL cannot use to replace rows; make it not deferrable",
                 table=self.table,
             )
         if not at_once:
             raise InvalidInputError(
                 f"sink '{self.uid}': table '{self.table}' has no unique index on just ({key}), so rows cannot be "
-                "replaced by it (one that is partial or over expressions does not serve); create one: "
+                "replaced by it (a partial index or one on expressions is not sufficient); create one: "
                 f"CREATE UNIQUE INDEX ON {self.table} ({key})",
                 table=self.table,
             )
@@ -225,9 +225,9 @@ class JdbcSink(BaseSink):
         found = cursor.fetchone()
         if found is None:
             raise CorruptFileError(
-                f"sink '{self.uid}': the row '{self._token}' of table {_FENCE} is gone, so nobody knows which epochs "
-                f"the database has. Look into '{self.table}', then put it back: INSERT INTO {_FENCE} VALUES "
-                f"('{self._token}', <newest epoch that is there>, '', '{self.uid}')"
+                f"sink '{self.uid}': the row '{self._token}' of table {_FENCE} is missing, so it is unknown which "
+                f"epochs the database contains. Check '{self.table}', then restore the row: INSERT INTO {_FENCE} "
+                f"VALUES ('{self._token}', <newest epoch in the table>, '', '{self.uid}')"
             )
         return int(found[0]), str(found[1])
 

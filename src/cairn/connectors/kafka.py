@@ -75,7 +75,7 @@ class KafkaSink(BaseSink):
             raise InvalidInputError("KafkaSink needs bootstrap servers such as 'localhost:9092' and a topic")
         taken = {"transactional.id", "enable.idempotence", "group.id", "bootstrap.servers"} & set(options or {})
         if taken:
-            raise InvalidInputError(f"KafkaSink sets the option '{min(taken)}' by itself; leave it out")
+            raise InvalidInputError(f"KafkaSink sets the option '{min(taken)}' itself; remove it")
         self.servers = bootstrap_servers
         self.topic = topic
         self.key = key
@@ -196,9 +196,9 @@ class KafkaSink(BaseSink):
             return
         if fence != data["after"] and not self.may_repeat:
             raise CorruptFileError(
-                f"sink '{self.uid}': the consumer group '{self._group()}', by whose offset Kafka knows which epochs it "
-                f"has, stands at {fence} where {data['after']} or {epoch + 1} is expected. Kafka forgets it when it is "
-                f"not used for offsets.retention.minutes. See whether topic '{self.topic}' ends with the rows of epoch "
+                f"sink '{self.uid}': the consumer group '{self._group()}', whose offset records the published epochs, "
+                f"is at {fence} instead of {data['after']} or {epoch + 1}. Kafka deletes the offset if it is not used "
+                f"for offsets.retention.minutes. Check whether topic '{self.topic}' ends with the rows of epoch "
                 f"{epoch}; then set the offset of partition 0 to {epoch + 1} if it does, to {data['after']} if not "
                 "(kafka-consumer-groups.sh --reset-offsets --to-offset), and start the job again."
             )

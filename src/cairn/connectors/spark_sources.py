@@ -171,8 +171,8 @@ def _spark_type(schema: Any) -> Any:
         raise InvalidInputError(f"{schema!r} is not a valid schema, such as 'user string, n bigint'")
     if "pickle" in re.split(r"\W+", text):
         raise InvalidInputError(
-            "pickled values are no columns: name a type, such as 'user string, n bigint' or Types.LONG(), or name none "
-            "and let Spark infer it"
+            "pickled values cannot be columns: declare a type, such as 'user string, n bigint' or Types.LONG(), or "
+            "omit it and let Spark infer it"
         )
     try:
         return DataType.fromDDL(text)

@@ -224,7 +224,7 @@ def ask(files: FileSystem, question: dict[str, Any], timeout: float, request: st
                 files.create(path, msgspec.json.encode(question))
                 fresh = True
             except FileExistsError:
-                _log.info("request %s is waiting already", request)
+                _log.info("request %s is already waiting", request)
         while time.monotonic() - began < timeout:
             answer = _answer_to(files, path)
             if answer is not None:
@@ -275,13 +275,13 @@ def _take_back(files: FileSystem, path: str) -> None:
         files.delete(path)
         files.delete(path + layout.TAKEN_UP)
     except (CairnError, OSError) as error:
-        _log.warning("request %s could not be taken back, remove it by hand: %s", path, error)
+        _log.warning("request %s could not be withdrawn; remove it manually: %s", path, error)
 
 
 def _other_question(request: str, question: Mapping[str, Any]) -> InvalidInputError:
     what = str(question.get("action") or "something else") + (" with drain" if question.get("drain") else "")
     return InvalidInputError(
-        f"request id '{request}' was used to ask for another thing ({what}), whose answer is still to come or to be "
-        "read: take another id, or ask for that again with this one to hear of it",
+        f"request id '{request}' is in use by another request ({what}) whose answer has not been read yet: use another "
+        "id, or repeat that request with this id to get its answer",
         request=request,
     )

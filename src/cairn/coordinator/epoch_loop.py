@@ -2,7 +2,7 @@
 
 1. If the epoch is committed already, roll it forward: publish its outputs (again) and return.
 2. Announce to the tasks what to start from: the context, as a Spark local property.
-3. First phase of the sinks: run the job, put the output where nobody looks yet.
+3. First phase of the sinks: run the job and write the output where no reader sees it.
 4. Check the acknowledgements of the tasks.
 5. Publish the manifest, which also says what it makes superfluous. This is the commit: before it the epoch never
    happened, after it nothing is run again. Then look whether a newer run has the job. If none has, every later run
@@ -114,7 +114,7 @@ class EpochReport:
     tasks: tuple[tuple[str, int, TaskMetrics], ...] = ()
     times: Mapping[str, float] = field(default_factory=dict)
     retries: int = 0
-    """Calls to the storage that were tried again, by the tasks and by the driver since the epoch before."""
+    """Storage calls that were retried by the tasks, and by the driver since the previous epoch."""
     sinks: Mapping[str, int] = field(default_factory=dict)
     """Rows of each sink that knows how many it got, by its uid."""
 
@@ -173,7 +173,7 @@ class EpochLoop:
                 refuse_foreign(manifest, self._setup.identity, self._files.root)
                 manifests[epoch] = manifest
             except CorruptFileError as error:  # nobody knows which files it names, and nobody deletes them
-                _log.warning("the manifest of epoch %d is left out: %s", epoch, error)
+                _log.warning("the manifest of epoch %d is skipped: %s", epoch, error)
         return manifests
 
     def run_epoch(self, frame: Any, epoch: int) -> None:
@@ -196,14 +196,14 @@ class EpochLoop:
             return
         if self.current is not None and epoch <= self.current.epoch:
             raise CorruptFileError(
-                f"Spark asks for batch {epoch}, but epoch {self.current.epoch} is committed and the manifest of "
-                f"{epoch} is gone: the directory {self._files.root} has been changed by hand"
+                f"Spark requests batch {epoch}, but epoch {self.current.epoch} is committed and the manifest of epoch "
+                f"{epoch} is missing: the directory {self._files.root} has been changed manually"
             )
         if self.current is not None and epoch > self.current.epoch + 1:
             raise CorruptFileError(
-                f"Spark asks for batch {epoch}, but the newest manifest that this run knows is that of epoch "
-                f"{self.current.epoch}: a manifest was committed that the storage did not show when the run started, "
-                "or that is lost. Start the job again; nothing was changed."
+                f"Spark requests batch {epoch}, but the newest manifest known to this run is that of epoch "
+                f"{self.current.epoch}: a committed manifest is lost, or was missing from the storage's listing when "
+                "the run started. Start the job again; nothing was changed."
             )
 
         # 2. context
@@ -274,7 +274,7 @@ class EpochLoop:
         self._tell(manifest, accepted, began, {name: spent * 1000 for name, spent in phases.items()})
 
     def step(self, name: str, epoch: int) -> None:
-        """Called between the steps; the place where tests stop the world."""
+        """Called between the steps; tests inject failures here."""
         _log.debug("epoch %d: %s", epoch, name)
 
     def _context(self, epoch: int, watermark: int, moment: EpochTime, checkpoint: int = 0) -> EpochContext:
@@ -306,7 +306,7 @@ class EpochLoop:
         )
 
     def _with_garbage(self, manifest: Manifest, pins: Pins) -> Manifest:
-        """The manifest with what its commit makes superfluous."""
+        """The manifest, including the garbage that its commit creates."""
         known = {**self._known, manifest.epoch: manifest}
         garbage = plan_garbage(known, self._setup.settings.epochs_retained, pins, self._left)
         return msgspec.structs.replace(manifest, garbage=garbage)
@@ -334,15 +334,15 @@ class EpochLoop:
         if not known and manifest.run != self._run:
             self._runs.check(self._run)
             raise EpochFailedError(
-                f"run {manifest.run}, which had been overtaken, has taken the name of epoch {epoch}: its commit does "
-                "not count, and the job goes on under the next free number when it is started again",
+                f"run {manifest.run}, which a newer run had replaced, created the manifest of epoch {epoch}: its "
+                "commit does not count, and the job continues with the next free number when it is started again",
                 collision=epoch,
             )
         entry = self._setup.offsets.read(epoch)
         if entry.text != manifest.offsets:
             raise CorruptFileError(
                 f"epoch {epoch} was committed for other source positions than Spark's log now holds for it; the "
-                f"directory {self._files.root} has been changed by hand or restored in part"
+                f"directory {self._files.root} has been changed manually or restored in part"
             )
         self._runs.check(self._run)
         self.current = self._known[epoch] = manifest
@@ -391,7 +391,7 @@ class EpochLoop:
             report.epoch, report.rows_in, report.keys, report.bytes_written, report.duration_ms,
         )  # fmt: skip
         if report.retries:
-            _log.warning("epoch %d: %d calls to the storage were tried again", report.epoch, report.retries)
+            _log.warning("epoch %d: %d storage calls were retried", report.epoch, report.retries)
         if self._setup.listener is not None:
             self._setup.listener(report)
 

@@ -48,7 +48,7 @@ class EpochTime(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def elapsed_seconds() -> float:
-    """A clock that nobody sets; on Linux it goes on while the host sleeps."""
+    """A monotonic clock; on Linux it includes the time that the host is suspended."""
     boot: int | None = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
@@ -110,8 +110,8 @@ class TimeKeeper:
         if first and batch_ms - now > self._max_jump_ms and now - parent.time_ms <= self._max_downtime_ms:
             right = max(now, parent.time_ms)
             _log.error(
-                "Epoch %d was planned at %s by a clock that was wrong: it is %s now. The epoch is processed with the "
-                "latter time.",
+                "Epoch %d was planned at %s according to a wrong clock; the current time is %s. The epoch is processed "
+                "with the current time.",
                 epoch, _moment(batch_ms), _moment(right),
             )  # fmt: skip
             return self._write(epoch, EpochTime(right, batch_ms))
@@ -128,9 +128,9 @@ class TimeKeeper:
         if not self._warned:
             self._warned = True
             _log.error(
-                "Processing time stands still: epoch %d was processed at %s, and it is %s by the clock of the driver's "
-                "host. Until the clock is there again, no processing-time timer fires and no state expires. If the "
-                "clock is right now, start the job once with -D cairn.time.reset=true.",
+                "Processing time stands still: epoch %d was processed at %s, but the clock of the driver's host shows "
+                "%s. Until the clock catches up, no processing-time timer fires and no state expires. If the clock is "
+                "correct now, start the job once with -D cairn.time.reset=true.",
                 parent.epoch, _moment(parent.time_ms), _moment(batch_ms),
             )  # fmt: skip
 
@@ -148,7 +148,7 @@ class TimeKeeper:
         passed = self._passed(parent)
         if passed is None:
             known, option, limit = (
-                "a job is hardly stopped for so long",
+                "a job is rarely stopped for that long",
                 "cairn.time.max-downtime",
                 self._max_downtime_ms,
             )
@@ -159,9 +159,9 @@ class TimeKeeper:
             f"epoch {epoch} has the batch time {_moment(batch_ms)}, {_length(batch_ms - parent.time_ms)} after epoch "
             f"{parent.epoch} ({_moment(parent.time_ms)}), and {known}: the clock of the driver's host seems to be "
             "wrong. Processing time never runs back, so this epoch could make it stand still for as long. The epoch is "
-            "refused; nothing was changed. Set the clock right and start the job again. If it is right, start the job "
+            "refused; nothing was changed. Correct the clock and start the job again. If it is correct, start the job "
             f"once with a larger -D {option} (now {_length(limit)}).",
-            remedy="Set the clock of the driver's host right, then start the job again.",
+            remedy="Correct the clock of the driver's host, then start the job again.",
             epoch=epoch,
         )
 
@@ -175,7 +175,7 @@ class TimeKeeper:
             where = f"{self._files.root}/{path}"
             raise CorruptFileError(
                 f"{where}, which has the processing time of epoch {epoch}, cannot be read ({error}). The epoch is not "
-                "committed, so the file can be moved away; the time is then decided anew.",
+                "committed, so the file can be moved away; the time is then determined again.",
                 path=where,
             ) from error
 

@@ -44,14 +44,18 @@ def wind_down(
     """
     periodic = coordinator is not None and coordinator.periodic
     more = " and takes a last checkpoint" if periodic else ""
-    _log.warning("interrupted: job %s finishes its running epoch%s; Ctrl-C again ends it at once", job.name, more)
+    _log.warning(
+        "interrupted: job %s finishes its running epoch%s; press Ctrl-C again to end it immediately", job.name, more
+    )
     suspend()
     try:
         number = _last_checkpoint(job, gate, coordinator) if coordinator is not None and periodic else 0
         job.cancel()
     except KeyboardInterrupt:
         epoch = coordinator.current_epoch() if coordinator is not None else -1
-        _log.warning("interrupted again: job %s ends at once. %s", job.name, _kept(epoch, job.directory, 0, cut=True))
+        _log.warning(
+            "interrupted again: job %s ends immediately. %s", job.name, _kept(epoch, job.directory, 0, cut=True)
+        )
         raise
     epoch = coordinator.current_epoch() if coordinator is not None else -1
     _log.warning("job %s has ended. %s", job.name, _kept(epoch, job.directory, number))
@@ -81,7 +85,7 @@ def _last_checkpoint(job: Interruptible, gate: EpochGate, coordinator: Checkpoin
 
 
 def _kept(epoch: int, directory: str, checkpoint: int, cut: bool = False) -> str:
-    """What is left of an interrupted job, and how to go on."""
+    """What is kept of an interrupted job, and how to resume it."""
     if epoch < 0:
         return "No epoch was committed. The next start begins with empty state; nothing is lost."
     progress = f"The job is committed up to epoch {epoch}, in {directory}"

@@ -77,13 +77,13 @@ class _Stop:
         """Wait for its end, and return or raise the same; refused for an order that is another one."""
         if order.request != self.order.request:
             raise CheckpointFailedError(
-                f"the job is being stopped already, by request '{self.order.request}'; wait for that, or join it by "
-                "asking with its id"
+                f"the job is already being stopped by request '{self.order.request}'; wait for it, or join it by using "
+                "the same request id"
             )
         if order != self.order:
             how = f"with a savepoint in {self.order.directory}, {'with' if self.order.drained else 'without'} drain"
             raise CheckpointFailedError(
-                f"request '{order.request}' is stopping the job already, {how}; ask for the same, or wait for its end"
+                f"request '{order.request}' is already stopping the job {how}; repeat it unchanged, or wait for its end"
             )
         if not self._ended.wait(timeout):
             raise TimeoutError(f"the job has not been stopped within {timeout:.0f} s; it is still being stopped")

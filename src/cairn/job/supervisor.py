@@ -137,7 +137,7 @@ class Supervisor:
         try:
             failure = self._until_down()
         except Exception as error:  # noqa: BLE001 - whoever waits for the job must hear that it is over
-            _log.exception("the supervisor of job %s stumbled", self.context.name)
+            _log.exception("the supervisor of job %s failed unexpectedly", self.context.name)
             failure = EpochFailedError(f"job '{self.context.name}' failed: {error}")
             self.retention.keep_all()
             if not self.life.enter(JobState.FAILING):

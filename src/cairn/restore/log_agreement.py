@@ -112,7 +112,7 @@ def compare_logs(files: LocalFileSystem, manifest: Manifest | None) -> None:
         if positions != manifest.offsets:
             raise CorruptFileError(
                 f"epoch {newest} is committed for other source positions than Spark's log in {files.root}/{folder} "
-                "holds for it; that folder comes from another copy or has been changed by hand. Bring both back "
+                "holds for it; that folder comes from another copy or has been changed manually. Bring both back "
                 "together.",
                 path=files.root,
             )

@@ -153,7 +153,7 @@ def check_epoch(start: StartRequest, identity: JobIdentity, manifest: Manifest |
         raise CorruptFileError(
             f"the manifest of epoch {manifest.epoch} in {files.root} does not belong to its {layout.JOB} (there: "
             f"{manifest.max_parallelism} key groups of job {manifest.incarnation}; here: {identity.max_parallelism} of "
-            f"{identity.incarnation}); the directory has been mixed up or changed by hand"
+            f"{identity.incarnation}); the directory has been mixed up or changed manually"
         )
     check_unclaimed(manifest, start.uids, start.settings)
 

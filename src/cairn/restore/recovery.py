@@ -180,8 +180,8 @@ def _refuse_unfinished_restore(start: StartRequest, identity: JobIdentity | None
     files = start.files
     if identity is not None and identity.restoring and not ManifestStore(files).epochs() and not remains(files):
         raise InvalidInputError(
-            f"job '{start.name}' was to start from {identity.restoring} and never did. Start it again from there, or "
-            f"remove {files.root} to begin with empty state.",
+            f"job '{start.name}' was to be restored from {identity.restoring}, but never was. Start it from there "
+            f"again, or remove {files.root} to begin with empty state.",
             path=files.root,
         )
 

@@ -206,7 +206,7 @@ def _other_key(uid: str, stored: str, key: str) -> str:
         renames = [(old, new) for (old, _), (new, _) in zip(before, now, strict=True) if old != new]
         calls = "".join(f".withColumnRenamed('{new}', '{old}')" for old, new in renames)
         return mismatch + (
-            "The types are the same, the columns are called otherwise: rename them before key_by as they are stored, "
+            "The types are the same, but the columns have other names: rename them before key_by to the stored names, "
             f"such as df{calls}, or give the operator a new uid."
         )
     return mismatch + "The type of a key never changes: key it as before, or give the operator a new uid."

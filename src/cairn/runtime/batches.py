@@ -39,14 +39,14 @@ def subtask_of_batch(batch: pa.RecordBatch, parallelism: int, max_parallelism: i
     low, high = _bounds(groups)
     subtasks = {-g - 1 if g < 0 else g * parallelism // max_parallelism for g in (low, high)}
     if len(subtasks) != 1:
-        raise InternalError(f"rows of subtasks {sorted(subtasks)} came to one task; the shuffle went wrong")
+        raise InternalError(f"rows of subtasks {sorted(subtasks)} arrived in one task; the shuffle is broken")
     return int(subtasks.pop())
 
 
 def _bounds(groups: pa.Array) -> tuple[int, int]:
     """The lowest and the highest key group of some rows."""
     if groups.null_count:
-        raise InternalError(f"{groups.null_count} rows came without a key group; the shuffle went wrong")
+        raise InternalError(f"{groups.null_count} rows have no key group; the shuffle is broken")
     if len(groups) <= FEW_ROWS:
         few = groups.to_pylist()
         return min(few), max(few)
@@ -60,7 +60,7 @@ def check_groups(batch: pa.RecordBatch, owned: KeyGroupRange) -> None:
     if low < owned.start or high > owned.end:
         raise InternalError(
             f"rows of key groups {low} to {high} came to the task that owns {owned.start} to {owned.end}; "
-            "the shuffle went wrong"
+            "the shuffle is broken"
         )
 
 
@@ -197,7 +197,7 @@ class OutputBuilder:
                     arrow_column([value], field.type)
                     if check is not None and not check.fits(value):
                         what = f"{value!r:.80} would not be kept as it is"
-                        return self._wrong(row, f"{where}: {what}; convert it before it is put out")
+                        return self._wrong(row, f"{where}: {what}; convert it before you emit it")
                 except _MISFIT as why:
                     return self._wrong(row, f"{where}: {why}")
         return self._wrong(rows[0] if rows else (), str(error))
@@ -241,15 +241,15 @@ class OutputBuilder:
 
 
 def is_aside(row: Any) -> bool:
-    """Whether what a function put out is a value for a side output: `yield tag, value`."""
+    """Whether an emitted value is meant for a side output: `yield tag, value`."""
     return isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], OutputTag)
 
 
 def unknown_tag(operator: str, tag: OutputTag, known: Sequence[str]) -> UserFunctionError:
     read = f"it reads {', '.join(known)}" if known else "it reads none of this operator"
     return UserFunctionError(
-        f"operator '{operator}' put a value out to the side output '{tag.tag_id}', which the job does not read "
-        f"({read}). Read it with get_side_output(OutputTag('{tag.tag_id}', ...)), or do not put it out. Nothing of "
+        f"operator '{operator}' emitted a value to the side output '{tag.tag_id}', which the job does not read "
+        f"({read}). Read it with get_side_output(OutputTag('{tag.tag_id}', ...)), or do not emit it. Nothing of "
         "this epoch was kept.",
         operator=operator,
         tag=tag.tag_id,
@@ -271,6 +271,6 @@ def _python_values(batch: pa.RecordBatch, place: int) -> list[Any]:
 def event_times(column: pa.Array) -> list[int | None]:
     """A timestamp column as milliseconds since 1970."""
     if not pa.types.is_timestamp(column.type):
-        raise InvalidInputError(f"the event-time column has type {column.type}, which is no timestamp")
+        raise InvalidInputError(f"the event-time column has type {column.type}, which is not a timestamp")
     micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
     return [None if us is None else us // 1000 for us in micros.to_pylist()]

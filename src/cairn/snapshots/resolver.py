@@ -141,8 +141,8 @@ def _newest_checkpoint(files: LocalFileSystem) -> Checkpoint:
     if numbers:
         given_up = ", ".join(f"chk-{number}" for number in numbers)
         raise NotFoundError(
-            f"the job in {files.root} has no completed checkpoint since it went back to an older one; {given_up} is "
-            "what it gave up then: name its folder to read it all the same",
+            f"the job in {files.root} has no completed checkpoint since it was rolled back to an older one. The "
+            f"rollback abandoned {given_up}: pass the folder of a checkpoint to read it anyway",
             path=files.root,
         )
     discarded = sum(info.discarded and info.type is not CheckpointType.SAVEPOINT for info in store.history())
@@ -153,7 +153,7 @@ def _newest_checkpoint(files: LocalFileSystem) -> Checkpoint:
         f"{f'all {discarded} were' if discarded > 1 else 'the only one was'} discarded, the newest when the job "
         "failed, was canceled or ended",
         path=files.root,
-        remedy="Start the job again: it goes on from its last epoch, and its next checkpoint can be read. To keep "
-        "checkpoints after the end, set execution.checkpointing.externalized-checkpoint-retention to "
+        remedy="Start the job again: it resumes from its last epoch, and its next checkpoint can be read. To keep "
+        "checkpoints after the job ends, set execution.checkpointing.externalized-checkpoint-retention to "
         "RETAIN_ON_CANCELLATION.",
     )

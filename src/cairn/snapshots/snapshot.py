@@ -90,8 +90,8 @@ class ChainRows:
             if os.path.exists(os.path.join(self.job_dir, layout.metadata_path(self.checkpoint))):
                 raise
             raise NotFoundError(
-                f"checkpoint {self.checkpoint} in {self.job_dir} is gone: its job deletes checkpoints that it does not "
-                "retain any more. Read it within `with Savepoint.load(spark, path) as savepoint:`, which holds it, "
+                f"checkpoint {self.checkpoint} in {self.job_dir} no longer exists: its job deletes checkpoints that it "
+                "does not retain. Read it within `with Savepoint.load(spark, path) as savepoint:`, which protects it, "
                 "raise execution.checkpointing.num-retained, or take a savepoint and read that.",
                 path=self.job_dir,
             ) from None

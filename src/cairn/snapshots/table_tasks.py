@@ -302,16 +302,16 @@ class _OpenTable:
             if lost:
                 raise CorruptFileError(
                     f"{self._work.savepoint}: operator '{self._operator.uid}', state '{self._table.spec.name}': {lost} "
-                    f"entries lie under key groups that are not the first of any of {self._operator.parallelism} "
-                    "subtasks, and belong to nobody",
+                    f"entries have key groups that are not the first key group of any of the "
+                    f"{self._operator.parallelism} subtasks, so they belong to no subtask",
                     rows=lost,
                 )
         outside = int(((computed < groups.start) | (computed > groups.end)).sum())
         if outside:
             raise CorruptFileError(
                 f"{self._work.savepoint}: operator '{self._operator.uid}', state '{self._table.spec.name}': {outside} "
-                f"rows lie under key groups {groups.start} to {groups.end} and belong to others; write the savepoint "
-                "anew with Savepoint.with_keyed_state",
+                f"rows are stored under key groups {groups.start} to {groups.end} but belong to others; rewrite the "
+                "savepoint with Savepoint.with_keyed_state",
                 rows=outside,
             )
 

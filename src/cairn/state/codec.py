@@ -64,7 +64,7 @@ class KeyCodec:
         for (name, dtype), array in zip(self.columns, arrays, strict=True):
             if array.null_count:
                 raise InvalidInputError(
-                    f"key column '{name}' holds a null, and a null is no key: filter such rows out or use coalesce()",
+                    f"key column '{name}' contains a null, which cannot be a key: filter it out or use coalesce()",
                     column=name,
                 )
             if pa.types.is_string(array.type):
@@ -208,15 +208,15 @@ def _key_value(name: str, dtype: DataType, key: bytes) -> Any:
             return dtype.from_storage(key.decode())
         except UnicodeDecodeError:
             raise CorruptFileError(
-                f"key column '{name}' is {dtype.ddl}, and a stored key has bytes in it that are not UTF-8: "
-                f"{key[:80]!r}. Versions of cairn that did not refuse such keys may have written it; drop it, or go "
-                "back to a snapshot that does not have it."
+                f"key column '{name}' is {dtype.ddl}, and a stored key contains bytes that are not UTF-8: "
+                f"{key[:80]!r}. It may have been written by a version of cairn that accepted such keys; drop it, or "
+                "roll back to a snapshot without it."
             ) from None
     return key
 
 
 def not_utf8(where: str, data: bytes) -> InvalidInputError:
-    """The error for text from Spark that is no text."""
+    """The error for a string from Spark that is not valid UTF-8."""
     return InvalidInputError(
         f"{where} holds bytes that are not UTF-8: {data[:80]!r}. Spark keeps any bytes in a string column, Python does "
         "not. Repair the text before it comes here with make_valid_utf8(), filter such rows out with is_valid_utf8(), "

@@ -98,7 +98,8 @@ class TimerTable:
             if most and fired > most:
                 raise StateMisuseError(
                     f"more than {most} timers fired at the end of event time, so they seem to register each other "
-                    "without end; stop the job without drain, or register no timer when the watermark is at its end"
+                    "endlessly; stop the job without drain, or do not register timers when the watermark has "
+                    "reached its maximum"
                 )
         self._slots.current[0] = None
         self._sweep = None

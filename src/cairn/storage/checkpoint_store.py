@@ -117,9 +117,9 @@ class CheckpointStore:
         mine = self._identity = self._identity or load_identity(self.files)
         if mine is not None and not mine.made(checkpoint.manifest.incarnation, checkpoint.job_id):
             raise CorruptFileError(
-                f"{name} is refused: another job made it ('{checkpoint.job_id}', {checkpoint.manifest.incarnation}), "
-                f"and it lies in the directory of '{mine.job_id}' ({mine.incarnation}). The directory has been mixed "
-                "up: move that folder back to where it comes from.",
+                f"{name} is refused: it was created by another job ('{checkpoint.job_id}', "
+                f"{checkpoint.manifest.incarnation}), but is in the directory of '{mine.job_id}' ({mine.incarnation}). "
+                "Directories were mixed up: move the folder back to the directory of its job.",
                 path=name,
             )
 
@@ -231,7 +231,7 @@ class CheckpointStore:
         if reader is not None:
             raise StorageError(
                 f"checkpoint {number} in {self.files.root} is being read (see {reader.path}); it can be deleted when "
-                f"its reader is done, or {READER_SECONDS // 60:.0f} minutes after it began",
+                f"its reader has finished, or {READER_SECONDS // 60:.0f} minutes after the reader started",
                 path=reader.path,
             )
         self.files.delete(layout.metadata_path(number))

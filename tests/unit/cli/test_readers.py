@@ -81,7 +81,7 @@ def test_a_checkpoint_that_is_gone_is_told_with_the_remedy(job: Path) -> None:
     snapshot = open_snapshot(str(job / "chk-1"))
     CheckpointStore(LocalFileSystem(str(job))).discard(1)
     operator = snapshot.operator(UID)
-    with pytest.raises(NotFoundError, match=r"checkpoint 1 .* is gone: .*with Savepoint.load.*num-retained"):
+    with pytest.raises(NotFoundError, match=r"checkpoint 1 .* no longer exists: .*with Savepoint.load.*num-retained"):
         find_rows(snapshot, operator, operator.state("total"), "k")
     with pytest.raises(NotFoundError, match="was discarded just now"), Savepoint(None, snapshot):
         pass

@@ -93,7 +93,7 @@ def test_a_first_commit_of_an_older_run_that_comes_after_the_take_over_is_taken_
             files.create("epochs/" + "0" * 20, encode_manifest(late.pop()))
 
     new.hook = land
-    with pytest.raises(EpochFailedError, match="has taken the name of epoch 0"):
+    with pytest.raises(EpochFailedError, match="created the manifest of epoch 0"):
         new.run_epoch(EPOCHS[0], 0)
     assert not late
     world.run()
@@ -141,7 +141,7 @@ def test_an_epoch_after_one_that_the_run_does_not_know_is_refused(world: World) 
     world.run(until=1)
     loop = world.start(LocalFileSystem(str(world.root)))
     world.log("offsets", 2)
-    with pytest.raises(CorruptFileError, match=r"asks for batch 2, .* is that of epoch 0"):
+    with pytest.raises(CorruptFileError, match=r"requests batch 2, .* is that of epoch 0"):
         loop.run_epoch(EPOCHS[2], 2)
     assert ManifestStore(LocalFileSystem(str(world.root))).epochs() == [0]
 
@@ -213,7 +213,7 @@ def test_a_batch_before_the_newest_epoch_is_refused(world: World) -> None:
     world.run(until=3)
     loop = world.start(LocalFileSystem(str(world.root)))
     (world.root / "epochs" / f"{1:020d}").unlink(missing_ok=True)
-    with pytest.raises(CairnError, match="changed by hand"):
+    with pytest.raises(CairnError, match="changed manually"):
         loop.run_epoch(EPOCHS[1], 1)
 
 

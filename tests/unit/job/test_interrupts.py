@@ -125,7 +125,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureF
     job = Job(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         wind_down(job, EpochGate(), Coordinator(KeyboardInterrupt()), lambda: None)  # type: ignore[arg-type]
-    assert "ends at once" in caplog.messages[-1]
+    assert "ends immediately" in caplog.messages[-1]
     assert "epoch 3" in caplog.messages[-1]
     assert "repeating the interrupted epoch" in caplog.messages[-1]
     assert job.told == []

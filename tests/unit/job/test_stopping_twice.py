@@ -70,7 +70,7 @@ def test_a_second_stop_is_refused_while_one_goes_on_and_leaves_it_alone(tmp_path
     until_written(world)
     error = Stopping(world, gate, SavepointOrder("/sp", "second"), 0.2).ended()
     assert isinstance(error, CheckpointFailedError)
-    assert "being stopped already, by request 'first'" in error.message
+    assert "already being stopped by request 'first'" in error.message
     entered = threading.Thread(target=gate.enter, daemon=True)
     entered.start()
     entered.join(0.1)

@@ -108,7 +108,7 @@ def test_a_job_does_not_fall_back_to_another_jobs_checkpoint(mixed: tuple[Path, 
 def test_a_job_does_not_go_back_to_another_jobs_checkpoint(mixed: tuple[Path, JobShape]) -> None:
     job, shape = mixed
     before = tree(job)
-    told = r"chk-1/_metadata is refused: another job made it \('harness', \w+\).*move that folder back"
+    told = r"chk-1/_metadata is refused: it was created by another job \('harness', \w+\).*move the folder back"
     with pytest.raises(CorruptFileError, match=told):
         open_snapshot(str(job / "chk-1"))
     with pytest.raises(CorruptFileError, match=told):
@@ -126,7 +126,7 @@ def test_a_checkpoint_without_an_incarnation_is_told_by_the_id_of_its_job(tmp_pa
     assert made_here(open_snapshot(str(tmp_path / "chk-1")), files)
     restored(str(tmp_path / "chk-1"), tmp_path, shape)
     rewritten(tmp_path, lambda c: replace(c, job_id="another"))
-    with pytest.raises(CorruptFileError, match="another job made it"):
+    with pytest.raises(CorruptFileError, match="created by another job"):
         open_snapshot(str(tmp_path / "chk-1"))
 
 

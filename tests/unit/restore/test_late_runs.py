@@ -167,7 +167,7 @@ def test_a_restore_that_comes_too_late_is_void_though_its_epoch_is_the_highest(w
     assert newest is not None
     assert newest.epoch == 2
     world.log("offsets", 3)
-    with pytest.raises(EpochFailedError, match="has taken the name of epoch 3") as caught:
+    with pytest.raises(EpochFailedError, match="created the manifest of epoch 3") as caught:
         loop.run_epoch(EPOCHS[3], 3)
     assert "collision" in caught.value.facts, "the job starts again by itself"
     again = world.start(files).current
@@ -189,7 +189,7 @@ def test_a_restore_that_comes_before_the_first_commit_of_a_newer_run_is_void_as_
     assert newest is not None
     assert newest.epoch == 1
     world.log("offsets", 2)
-    with pytest.raises(EpochFailedError, match="has taken the name of epoch 2"):
+    with pytest.raises(EpochFailedError, match="created the manifest of epoch 2"):
         loop.run_epoch(EPOCHS[2], 2)
     again = world.start(files).current
     assert again is not None

@@ -33,16 +33,16 @@ def test_a_subtask_is_known_by_its_key_groups_or_by_the_row_that_every_subtask_g
 
 
 def test_rows_of_two_subtasks_in_one_task_are_refused() -> None:
-    with pytest.raises(InternalError, match=r"rows of subtasks \[0, 1\] came to one task"):
+    with pytest.raises(InternalError, match=r"rows of subtasks \[0, 1\] arrived in one task"):
         subtask_of_batch(batch(3, 4), 2, 8)
     with pytest.raises(InternalError, match="rows of key groups 3 to 4 came to the task that owns 4 to 7"):
         check_groups(batch(3, 4), KeyGroupRange(4, 7))
 
 
 def test_a_row_without_a_key_group_is_refused_in_every_batch() -> None:
-    with pytest.raises(InternalError, match="1 rows came without a key group"):
+    with pytest.raises(InternalError, match="1 rows have no key group"):
         subtask_of_batch(batch(4, None), 2, 8)
-    with pytest.raises(InternalError, match="1 rows came without a key group"):
+    with pytest.raises(InternalError, match="1 rows have no key group"):
         list(chunks([batch(4), batch(5, None)]))
 
 

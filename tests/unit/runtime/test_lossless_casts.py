@@ -184,7 +184,7 @@ def test_values_that_state_refuses(ddl: str, values: Any) -> None:
 
 def test_wrong_keys_and_sums_are_told_with_the_operator() -> None:
     with KeyedProcessHarness(KeyedProcessFunction(), "key", "key string, v bigint", "key string") as rows:
-        for key, message in ((None, "holds a null"), ("x" * 40_000, "at most 32768 are allowed")):
+        for key, message in ((None, "contains a null"), ("x" * 40_000, "at most 32768 are allowed")):
             rows.push((key, 1))
             with pytest.raises(InvalidInputError, match=f"operator '{rows.spec.uid}', subtask 0, epoch 0: .*{message}"):
                 rows.run_epoch()
@@ -192,7 +192,7 @@ def test_wrong_keys_and_sums_are_told_with_the_operator() -> None:
     total = RunningAggregate("sum", "v", "sum", ("key",), ("key",), "sum")
     with batches(total, (("sum", "bigint"),), "key string, sum bigint") as sums:
         sums.push((None, 1))
-        with pytest.raises(InvalidInputError, match=f"operator '{sums.spec.uid}', .*holds a null"):
+        with pytest.raises(InvalidInputError, match=f"operator '{sums.spec.uid}', .*contains a null"):
             sums.run_epoch()
         sums.discard()
         sums.push(("a", 2**62), ("a", 2**62))

@@ -161,7 +161,7 @@ def test_rows_under_a_wrong_key_group_are_refused_with_their_number(tmp_path: Pa
     edited = rewrite(savepoint, "total", lambda table: table.set_column(
         0, "user", pa.array([f"x{user}" for user in table["user"].to_pylist()])
     ))  # fmt: skip
-    with pytest.raises(CorruptFileError, match=r"operator 'op', state 'total': \d+ rows lie under key groups"):
+    with pytest.raises(CorruptFileError, match=r"operator 'op', state 'total': \d+ rows are stored under key groups"):
         load(edited, tmp_path / "o")
 
 

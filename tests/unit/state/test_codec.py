@@ -119,7 +119,7 @@ def test_slices_and_units_of_columns() -> None:
 
 
 def test_null_keys_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="key column 'k' holds a null"):
+    with pytest.raises(InvalidInputError, match="key column 'k' contains a null"):
         encoded("string", ["a", None])
 
 

@@ -375,7 +375,7 @@ def test_rows_of_another_subtask_are_refused(together: bool) -> None:
         batches = [batch for part in parts for batch in part]
         if together:
             batches = [pa.concat_batches(batches)]
-        with pytest.raises(InternalError, match="the shuffle went wrong"):
+        with pytest.raises(InternalError, match="the shuffle is broken"):
             lab.cluster.run_subtask(0, batches)
         check(lab, 1)
 
