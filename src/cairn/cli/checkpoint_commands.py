@@ -1,7 +1,7 @@
-"""`cairn checkpoints` and `cairn checkpoint`: what checkpoints a job has, and taking one now.
+"""`cairn checkpoints` and `cairn checkpoint`: list the checkpoints of a job, and take one now.
 
-The first reads the job's directory, so it works for jobs that run, have ended or have crashed; a job that runs is also
-asked what it is at. Both leave their request in that directory, where the running job answers it.
+The first reads the job's directory, so it works for jobs that run, have ended or have crashed; a running job is also
+asked for its checkpoints in progress. Both leave their request in that directory, where the running job answers it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def show_checkpoints(job: str, directory: str | None, limit: int, out: Output) -
 
 
 def in_progress(files: LocalFileSystem) -> list[CheckpointInfo]:
-    """The checkpoints that the running job is taking, as it tells; none if it does not run or does not answer."""
+    """The checkpoints in progress, as reported by the job; none if it is not running or does not answer."""
     runs = Runs(files)
     record = runs.record(runs.newest())
     if record is None or is_alive(record.host, record.pid, record.started_ms) is False:
@@ -65,12 +65,12 @@ def in_progress(files: LocalFileSystem) -> list[CheckpointInfo]:
 
 
 def following(files: LocalFileSystem, what: str, request: str = "") -> Callable[[], Step | None]:
-    """How far the checkpoint or savepoint is that was asked for: parts that are written, or subtasks that are done."""
+    """Progress of the requested checkpoint or savepoint: parts written, or subtasks done."""
     since = int(time.time() * 1000) - 1000
 
     def look() -> Step | None:
         found = [info for info in in_progress(files) if info.request == request]
-        if not request:  # a checkpoint does not tell who asked for it: not one that was under way before
+        if not request:  # a checkpoint does not record who requested it; ignore those that were in progress before
             found = [info for info in found if info.trigger_ms >= since]
         return step_of(found[0], what) if found else None
 

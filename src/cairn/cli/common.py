@@ -1,4 +1,4 @@
-"""What every command has: options that may stand anywhere, the log, and errors that are none of cairn's."""
+"""What all commands share: options that may appear anywhere, the log, and errors other than cairn's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def set_logging(verbose: bool) -> None:
 
 
 def told_as_error(error: Exception, out: Output, debug: bool) -> int:
-    """Errors that are none of ours: Typer's, of a command that was not understood or was left, and bugs."""
+    """Errors other than cairn's: those of Typer, for an invalid or aborted command, and bugs."""
     if isinstance(error, typer.Abort):
         print("Aborted!", file=sys.stderr)
         return ExitCode.FAILED

@@ -19,7 +19,7 @@ def _never_raises(offer: Callable[..., Iterable[str]]) -> Callable[..., list[str
     def guarded(*args: Any, **more: Any) -> list[str]:
         try:
             return list(offer(*args, **more))[:MOST]
-        except Exception:  # noqa: BLE001 - whatever it was, a shell that completes must not be disturbed
+        except Exception:  # noqa: BLE001 - completion must never disturb the shell
             return []
 
     return guarded

@@ -155,7 +155,7 @@ class _Demo:
     def _is_being_written(self, epoch: int) -> bool:
         """True once tasks of the epoch write their output, which is before its commit."""
         if self._newest < epoch - 1:
-            return False  # spare the job the constant looking
+            return False  # do not poll the job's files constantly
         from cairn.storage import layout
 
         staged = self._place / "out" / layout.OUTPUT_STAGING
@@ -189,7 +189,7 @@ class JobProcess:
             self._lines.append(line)
 
     def events(self, until: Any = lambda: False) -> Iterator[dict[str, Any]]:
-        """What the job says, until it ends or `until()` holds. An end by itself with an error is raised."""
+        """The events of the job, until it ends or `until()` is true. Raises if the job fails on its own."""
         deadline = time.monotonic() + self._patience
         while True:
             stop = until()

@@ -83,7 +83,7 @@ def settings(folder: str) -> dict[str, Any]:
         "execution.checkpointing.dir": os.path.join(folder, "jobs"),
         "execution.checkpointing.local-backup.dirs": os.path.join(folder, "local"),
         "parallelism.default": 2,
-        "cairn.web.enabled": False,  # it would be gone before anybody had opened it
+        "cairn.web.enabled": False,  # it would end before anyone could open it
         "spark.master": "local[2]",
         "spark.driver.memory": "1g",
         "spark.ui.enabled": "false",

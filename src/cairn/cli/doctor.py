@@ -91,7 +91,7 @@ def _print(check: Check, width: int, out: Output) -> None:
 
 
 def examine(data_dir: str, local_dir: str) -> list[Check]:
-    """All checks, in the order in which a first-time user would want to mend them."""
+    """All checks, in the order in which a first-time user should fix them."""
     return [
         check_python(),
         check_java(),
@@ -345,7 +345,7 @@ def _broken_promise(probe: Path) -> str:
 
 
 def check_stores(place: str) -> Check:
-    """Working stores that lie about on this host."""
+    """Working stores that are left on this host."""
     from cairn.state.local_stores import survey
 
     name = "working stores"
@@ -363,7 +363,7 @@ def check_stores(place: str) -> Check:
 
 
 def clean_stores(place: str, really: bool, out: Output) -> int:
-    """Tell of all working stores in a local directory; with `really`, remove those whose job is gone."""
+    """List all working stores in a local directory; with `really`, remove those whose job no longer exists."""
     from cairn.state.local_stores import remove, survey
 
     path = local_path(place)

@@ -62,7 +62,7 @@ def cancel_job(job: str, directory: str | None, timeout: float, out: Output) -> 
 
 
 def confirm_cancel(job: str, directory: str | None, yes: bool, dry_run: bool, out: Output) -> bool:
-    """Say what goes and what stays, and ask. Never asks where nobody can answer."""
+    """Show what is lost and what is kept, and ask for confirmation. Without a terminal, raises instead of asking."""
     files, identity = open_job(job, directory)
     refuse_ended(files, identity, "it cannot be canceled")
     text = f"job {identity.job_id} will end after its running epoch, without a savepoint; committed epochs are kept"
@@ -149,7 +149,7 @@ _ENDINGS = {
 
 
 def refuse_ended(files: LocalFileSystem, identity: JobIdentity, consequence: str) -> None:
-    """Say at once that a job has ended, how, and how to go on. One whose end nobody knows is asked all the same."""
+    """Raise if a job has ended, with the reason and how to resume it. A job with an unknown end is still asked."""
     end = JobReader(files.root).end()
     if end is None:
         return

@@ -47,7 +47,7 @@ def list_jobs(directory: str | None, running: bool, watch: float | None, out: Ou
 
 
 def _readers(directory: str | None, damaged: dict[str, CairnError]) -> list[JobReader]:
-    """Of the directory; without one, of the default directory and of wherever jobs of this user run."""
+    """The jobs of the directory; without one, of the default directory and the running jobs of this user."""
     if directory is not None:
         return list(find_readers(directory, damaged).values())
     elsewhere = running_directories()

@@ -66,7 +66,7 @@ def problem_document(error: CairnError) -> dict[str, Any]:
 
 
 def usage_document(text: str, code: int) -> dict[str, Any]:
-    """A problem document for a command that was not understood, or for what nobody foresaw."""
+    """A problem document for an invalid command or an unexpected error."""
     kind = "usage" if code == ExitCode.USAGE else "internal"
     told = {"type": f"urn:cairn:error:{kind}", "title": kind, "detail": text, "code": kind}
     return {**told, "remedy": "", "exit_code": code, "location": None, "cause": None}

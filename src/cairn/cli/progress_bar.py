@@ -40,7 +40,7 @@ def on_terminal() -> bool:
 
 @contextmanager
 def progress(out: Output, text: str, total: int, unit: str = "pieces") -> Iterator[Callable[[int], None]]:
-    """Gives a function that is told how much more is done. `unit` is `bytes`, or what is counted."""
+    """Yields a function to call with the amount of additional work done. `unit` is `bytes`, or what is counted."""
     if out.as_json or out.quiet:
         yield lambda _: None
         return
@@ -59,7 +59,7 @@ def progress(out: Output, text: str, total: int, unit: str = "pieces") -> Iterat
 
 @contextmanager
 def watching(out: Output, text: str, look: Callable[[], Step | None]) -> Iterator[None]:
-    """Shows what `look` tells, again and again, while somebody else does the work; None is no news."""
+    """Polls `look` and shows its progress while the work is done elsewhere; None means no change."""
     if out.as_json or out.quiet:
         yield
         return

@@ -60,7 +60,7 @@ def job_config(
 
 
 def run_job(job: Path, args: Sequence[str], config: dict[str, Any], *, debug: bool, out: Output) -> int:
-    """Run the script to its end and return the exit code. Changes this process: meant to be its last act."""
+    """Run the script to its end and return the exit code. Changes this process, so call it last."""
     if not job.is_file():
         raise NotFoundError(f"There is no job script {str(job)!r}.", remedy="Check the path; it must be a Python file.")
     _prepare_process(job, args, config)

@@ -96,7 +96,7 @@ class CheckpointCompletion:
             failure = error
         with ledger.lock:
             if failure is not None:
-                # A number that is taken belongs to another run's checkpoint, which is none of our business.
+                # A number that is taken belongs to a checkpoint of another run, which must not be touched.
                 why = f"its _metadata could not be written: {failure}"
                 ledger.abort(pending, FailureReason.FINALIZE, why, discard=not isinstance(failure, FileExistsError))
                 return

@@ -69,7 +69,7 @@ class Compactor:
     def _run(self, manifest: Manifest, operator: OperatorState) -> None:
         try:
             snapshots = self._job(manifest, operator, ranges_of(operator, manifest.max_parallelism))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the chain is whole without it
+        except Exception as error:  # noqa: BLE001 - whatever failed, the chain is complete without the compaction
             with self._lock:
                 self._failures += 1
             _log.warning("compaction of operator %s failed, the chain stays as it is: %s", operator.uid, error)

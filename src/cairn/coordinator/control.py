@@ -27,7 +27,7 @@ from cairn.storage.filesystem import FileInfo, FileSystem
 
 _log = get_logger("cairn.checkpoint")
 PATIENCE = 30.0
-"""Seconds after which a job that has not taken up a request is held to be down."""
+"""Seconds after which a job that has not accepted a request is considered down."""
 _KEPT_SECONDS = 86_400.0
 _LATE = 2.0
 """Times `PATIENCE`: the age at which a request to end the job is refused, since its sender has given up."""
@@ -117,7 +117,7 @@ class Control:
         path = info.path
         try:
             raw = self._files.read(path)
-        except NotFoundError:  # taken back, or answered since the look
+        except NotFoundError:  # withdrawn, or answered in the meantime
             self._forget(path)
             return
         except CairnError as error:

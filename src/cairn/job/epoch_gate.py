@@ -42,7 +42,7 @@ class EpochGate:
             return None
 
     def release(self) -> None:
-        """Whoever held the gate is done with it, and has left it open."""
+        """Release the gate; its holder has left it open."""
         with self._changed:
             self._holder = None
 

@@ -1,4 +1,4 @@
-"""Says from where a job goes on, and that there is nothing new to read: a start must not look as if it did nothing."""
+"""Logs where a job resumes, and that there is no new input, so that a start does not seem to have no effect."""
 
 from __future__ import annotations
 

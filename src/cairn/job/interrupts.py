@@ -1,4 +1,4 @@
-"""Ctrl-C while somebody waits for a job: once, it ends well, with a last checkpoint; twice, it ends at once."""
+"""Ctrl-C while a caller waits for a job: once ends it gracefully, with a last checkpoint; twice, immediately."""
 
 from __future__ import annotations
 

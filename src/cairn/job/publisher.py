@@ -77,7 +77,7 @@ class RowReports(Protocol):
 
 
 class Publisher:
-    """Shows one job, over all its runs. Nothing in it can fail the job.
+    """Publishes one job, over all its runs. An error here never fails the job.
 
     Threads: the stream's thread reports epochs, the coordinator's thread looks at sources, the one that starts a run
     and the supervisor's write the journal, those of the server ask for the status. One lock guards what changes from

@@ -212,7 +212,7 @@ def _remove_note(files: FileSystem, note: StopNote) -> None:
 
 
 def tell_of_unfinished_stops(files: FileSystem, job_id: str, epoch: int) -> list[str]:
-    """Say what became of stops that the job did not survive, and forget them. Called by a new run, once."""
+    """Log the outcome of stops during which the job crashed, and delete their notes. Called by a new run, once."""
     messages = []
     for info in files.list(layout.STOPPING):
         try:

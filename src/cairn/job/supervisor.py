@@ -136,7 +136,7 @@ class Supervisor:
         """See runs end until the job is over, and close it."""
         try:
             failure = self._until_down()
-        except Exception as error:  # noqa: BLE001 - whoever waits for the job must hear that it is over
+        except Exception as error:  # noqa: BLE001 - waiters must learn that the job is over
             _log.exception("the supervisor of job %s failed unexpectedly", self.context.name)
             failure = EpochFailedError(f"job '{self.context.name}' failed: {error}")
             self.retention.keep_all()
@@ -225,5 +225,5 @@ class Supervisor:
         for step in steps:
             try:
                 step()
-            except Exception:  # noqa: BLE001 - the job is over, and whoever waits for it must hear how it ended
+            except Exception:  # noqa: BLE001 - the job is over, and its waiters must learn how it ended
                 _log.exception("job %s has ended; an error occurred while it was closed", self.context.name)

@@ -247,7 +247,7 @@ class ProcessOperator:
         return slots
 
     def _keyed(self, batch: pa.RecordBatch) -> KeyedChunk:
-        """A chunk with its keys; what is wrong with a key is told with the operator."""
+        """A chunk with its keys; errors in keys name the operator."""
         with self._explained("the key"):
             return KeyedChunk(batch, self._spec.key_columns, self._setup.codec, self._slots)
 

@@ -65,7 +65,7 @@ class TaskOperatorStateStore:
         return GuardedMap(state_descriptor.name, found, self.gate)
 
     def broadcast_map(self, descriptor: MapStateDescriptor) -> Any:
-        """The map itself, for who guards it."""
+        """The map itself, without a guard; the caller guards it."""
         return self._handle(descriptor, BROADCAST)
 
     def stored_handle(self, name: str) -> Any:
@@ -103,7 +103,7 @@ class TaskOperatorStateStore:
     # Redistribution: the first epoch after a change of the parallelism, and union lists in the first epoch of a run.
 
     def _take_shares(self) -> None:
-        """Deal out all lists and maps that are stored, also what the function does not ask for in this epoch."""
+        """Redistribute all stored lists and maps, including those that the function does not request in this epoch."""
         history = self._history
         old = history.operator.parallelism if history.operator is not None else 0
         lists = {name: spec for name, spec in sorted(self._stored.items()) if spec.kind == LIST}

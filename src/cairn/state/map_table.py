@@ -26,10 +26,10 @@ from cairn.state.entry_table import EntryTable
 from cairn.storage.state_file import Section, ordered_table
 
 SMALL = 16
-"""A map of at most so many entries is read whole when a second entry of it is asked for."""
+"""A map of at most this many entries is read as a whole when a second entry is requested."""
 
 EAGER_ROWS = 4
-"""With so many rows a key, a second entry will be asked for: the map is read whole for the first."""
+"""With this many rows per key, a second entry is likely: the map is read as a whole for the first."""
 
 MISSING: Any = object()
 NOTHING: dict[Any, Any] = {}

@@ -71,7 +71,7 @@ class StoreCopy:
     def _few_values(
         self, table: str, layers: Sequence[pa.Table], keys: list[bytes], storage: Storage, ttl: bool
     ) -> tuple[pa.Array, pa.Array | None]:
-        """The same with a dict of all rows of the layers: for so few of them it is made faster than it is avoided."""
+        """The same with a dict of all rows of the layers, which is faster for few rows."""
         values: dict[bytes, Any] = {}
         times: dict[bytes, int | None] = {}
         for layer in layers:

@@ -1,4 +1,4 @@
-"""Checkpoints as files: complete one, verify it at every read, list them, let one go. See `docs/design/0002`.
+"""Checkpoints as files: complete, verify at every read, list and discard them. See `docs/design/0002`.
 
 A `_metadata` file is `"CAIRNCK1"`, the xxh3-64 of the body (8 bytes), the body's length (4 bytes) and the body in
 MessagePack. A folder without it is no checkpoint, nor is one that the history has let go (docs/design/0008): a newer
@@ -62,7 +62,7 @@ class CheckpointTotals(msgspec.Struct, frozen=True, omit_defaults=True):
         return CheckpointTotals(self.completed + int(done), self.failed + int(not done))
 
     def at_least(self, found: Sequence[CheckpointInfo]) -> CheckpointTotals:
-        """Not fewer than those whose statistics are there."""
+        """At least as many as have statistics."""
         done = sum(1 for info in found if info.status is CheckpointStatus.COMPLETED)
         return CheckpointTotals(max(self.completed, done), max(self.failed, len(found) - done))
 
@@ -169,7 +169,7 @@ class CheckpointStore:
         return discarded
 
     def record_discards(self, run: int, numbers: Sequence[int]) -> None:
-        """Note that these checkpoints go with the run that ends. From here on they are none."""
+        """Record that the ending run discards these checkpoints. From here on they do not count."""
         self.files.create(layout.discards_path(run), msgspec.json.encode(list(numbers)))
 
     def _folders(self) -> list[int]:
@@ -186,7 +186,7 @@ class CheckpointStore:
         return sorted(found)
 
     def all(self) -> list[Checkpoint]:
-        """All completed checkpoints that can be read, oldest first; the others are told of and left out."""
+        """All completed checkpoints that can be read, oldest first; the others are logged and skipped."""
         return self.readable()[0]
 
     def readable(self) -> tuple[list[Checkpoint], list[int]]:

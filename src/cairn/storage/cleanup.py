@@ -34,9 +34,9 @@ class Pins:
     epochs: frozenset[int] = frozenset()
     files: frozenset[str] = frozenset()
     released: frozenset[str] = frozenset()
-    """Files of checkpoints that have gone: nobody may name them any more."""
+    """Files of deleted checkpoints, which may have become garbage."""
     every_file: bool = False
-    """There is a checkpoint of which nobody knows what it needs: no file may go."""
+    """There is a checkpoint whose files are unknown: no file may be deleted."""
 
 
 def pins_of(checkpoints: Iterable[Checkpoint]) -> Pins:

@@ -1,7 +1,7 @@
 """The small contract that durable storage must keep, and its implementation for local paths.
 
-Little is ever asked of a store: create a file that must not exist, read, list, delete, move, and say whether something
-is there. Nothing is overwritten, ever. `testing/faults.py` wraps this contract to fail on cue.
+Storage needs few operations: create a file that must not exist, read, list, delete, move, and test for
+existence. Nothing is ever overwritten. `testing/faults.py` wraps this contract to fail on cue.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class LocalFileSystem:
 
 def sync(path: str) -> None:
     """Force a file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place is an error, and nobody waits
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place is an error; do not block on it
     try:
         os.fsync(descriptor)
     finally:

@@ -1,7 +1,7 @@
-"""Whether a process still lives.
+"""Whether a process is still alive.
 
 A process is known by its host, its number and a time at which it lived. Numbers are used again, so a process that began
-after that time is another one. A host that was started anew since then has none of its processes any more.
+after that time is another one. After a reboot of the host, none of its earlier processes is alive.
 """
 
 from __future__ import annotations

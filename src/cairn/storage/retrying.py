@@ -1,4 +1,4 @@
-"""Storage that is asked again: a call that failed for a passing reason is repeated, with growing pauses and a limit.
+"""Storage with retries: a call that failed with a transient error is repeated, with growing delays and a limit.
 
 Passing reasons are those that a network mount or an object store gives when it is busy or its connection was cut
 (`PASSING`), and nothing else: a full disk, a missing permission or a damaged file is told at once. A repeated create or
@@ -42,7 +42,7 @@ class Patience:
     retries: int = field(default=0, init=False)
 
     def pause(self, failed: int) -> None:
-        """Wait after the so many-th failure of a call. Half of the pause is left to chance, so that many tasks that
+        """Wait after the given failure of a call. Half of the pause is left to chance, so that many tasks that
         were turned away together do not come back together."""
         self.retries += 1
         longest = min(self.first_pause * 2 ** (failed - 1), self.longest_pause)
@@ -50,17 +50,17 @@ class Patience:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether an error may be gone at the next try."""
+    """Whether a retry may succeed after an error."""
     return isinstance(error, StorageError) and error.facts.get("errno") in PASSING
 
 
 def retries_of(files: FileSystem) -> int:
-    """How many calls were tried again so far; 0 for a file system that never does."""
+    """The number of retries so far; 0 for a file system without retries."""
     return files.retries if isinstance(files, RetryingFileSystem) else 0
 
 
 class RetryingFileSystem:
-    """A `FileSystem` around another one that repeats what failed for a passing reason."""
+    """A `FileSystem` that wraps another one and retries calls after transient errors."""
 
     def __init__(self, inner: FileSystem, patience: Patience | None = None) -> None:
         self.inner = inner
@@ -84,7 +84,7 @@ class RetryingFileSystem:
                 failed += 1
                 if not passes(error) or failed >= self.patience.attempts:
                     raise
-                _log.debug("%s: tried again after failure %d: %s", what, failed, error.message)
+                _log.debug("%s: retrying after failure %d: %s", what, failed, error.message)
                 self.patience.pause(failed)
 
     def create(self, path: str, data: bytes | memoryview) -> None:

@@ -11,7 +11,7 @@ _SLOWER = 3.0
 _NOTICEABLE_MS = 1000
 _LATELY_MS = 300_000
 _AGAIN = 3
-"""So many failures of late are no accident."""
+"""From this many recent failures on, the job is reported as failing repeatedly."""
 _KEYS = 10
 """Skew is judged from so many keys for a subtask on: a handful of them is uneven by chance."""
 _EPOCHS = 20
@@ -59,7 +59,7 @@ def _has_many_keys(job: JobView, operator: OperatorView) -> bool:
 
 
 def _failures(job: JobView) -> list[int]:
-    """When the job failed or crashed of late; being stopped and started again is no failure."""
+    """When the job failed or crashed recently; a stop and a new start are not failures."""
     found = []
     before = ""
     for event in job.events:
@@ -117,7 +117,7 @@ def _left(job: JobView) -> list[str]:
 
 
 def _good(job: JobView) -> list[str]:
-    """What is well, for somebody who has never seen a job: it works, and could be started again without loss."""
+    """Good news, for users who are new to jobs: the job works, and could be restarted without loss."""
     last = job.checkpoints.latest("COMPLETED")
     told = []
     if job.epochs:

@@ -1,4 +1,4 @@
-"""Builds the records of a job from its directory; a live job's own knowledge goes on top."""
+"""Builds the records of a job from its directory, and adds what a live job knows itself."""
 
 from __future__ import annotations
 

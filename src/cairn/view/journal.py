@@ -1,6 +1,6 @@
 """What a running job leaves for those who look at it: events, statistics of epochs, and where its server listens.
 
-All of it is statistics: a job that cannot write it goes on, and says so once.
+All of it is statistics: a job that cannot write it continues, and logs this once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNKS_KEPT = 60
 LIVE_EPOCHS = 2000
 _CHUNK_SECONDS = 60.0
 _FIRST_SECONDS = 2.0
-"""How often epochs are written down at the beginning of a run: one that is killed early has left something, too."""
+"""How often epochs are written at the beginning of a run, so that a run that is killed early leaves some, too."""
 _CHUNK_SHARE = 0.25
 """Later on, after so much of the run's time so far, until it is once a minute: there are few chunks in a long run."""
 _CHUNK_EPOCHS = 500

@@ -1,4 +1,4 @@
-"""Changes that are asked for over REST: begin one, say how far it is. A job is asked through its `control/` folder."""
+"""Changes requested over REST: start one, report its progress. Requests reach a job through its `control/` folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Triggers:
         self._known: OrderedDict[tuple[str, str], Trigger] = OrderedDict()
 
     def start(self, job: JobView, trigger_id: str, action: str, asked: dict[str, Any]) -> None:
-        """Ask the job, once for a trigger id. Raises if the id stands for something else, or too much is under way."""
+        """Send a request to the job, once per trigger id.
+
+        Raises if the id was used for another request, or if too many requests are in progress.
+        """
         layout.checked_request(layout.checked(trigger_id, "trigger id"))
         key = (job.job_id, trigger_id)
         with self._lock:

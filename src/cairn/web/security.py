@@ -30,7 +30,7 @@ _audit = get_logger("cairn.audit")
 MAX_BODY = 64 * 1024
 BODY_SECONDS = 10.0
 MOST_REQUESTS = 32
-"""Answered at once, besides metrics, which stay to be had, and streams, which have a limit of their own."""
+"""Concurrent requests, except for metrics, which are always available, and streams, which have their own limit."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
