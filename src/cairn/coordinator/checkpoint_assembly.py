@@ -8,7 +8,7 @@ import msgspec
 
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoint_statistics import Insight, Measurements, check_sizes, operator_stats
-from cairn.coordinator.pending_checkpoint import Pending
+from cairn.coordinator.pending_checkpoint import PendingCheckpoint
 from cairn.coordinator.ports import JobFacts, WrittenSavepoint
 from cairn.errors import InternalError
 from cairn.model.checkpoint_records import Checkpoint, CheckpointInfo, CheckpointStatus
@@ -28,7 +28,7 @@ class CheckpointAssembly:
     manifests: ManifestStore
     insight: Insight
 
-    def assembled(self, pending: Pending, now_ms: int, previous_epoch: int) -> Checkpoint:
+    def assembled(self, pending: PendingCheckpoint, now_ms: int, previous_epoch: int) -> Checkpoint:
         """The checkpoint as its `_metadata` holds it; `previous_epoch` is that of the checkpoint before it."""
         manifest = with_snapshots(pending)
         inlined = {epoch: self.manifests.load(epoch).inlined for epoch in manifest.inline_epochs() - {manifest.epoch}}
@@ -56,7 +56,7 @@ class CheckpointAssembly:
         )
 
 
-def with_snapshots(pending: Pending) -> Manifest:
+def with_snapshots(pending: PendingCheckpoint) -> Manifest:
     """The manifest of the cut, with the snapshots of a full checkpoint in place of the chains."""
     manifest = pending.manifest
     if manifest is None:
@@ -70,7 +70,9 @@ def with_snapshots(pending: Pending) -> Manifest:
     return msgspec.structs.replace(manifest, operators=operators, inlined={})
 
 
-def savepoint_info(pending: Pending, manifest: Manifest, written: WrittenSavepoint, now_ms: int) -> CheckpointInfo:
+def savepoint_info(
+    pending: PendingCheckpoint, manifest: Manifest, written: WrittenSavepoint, now_ms: int
+) -> CheckpointInfo:
     """The statistics of a completed savepoint."""
     measured = Measurements(
         pending.tasks,
@@ -86,7 +88,7 @@ def savepoint_info(pending: Pending, manifest: Manifest, written: WrittenSavepoi
 
 
 def _completed_info(
-    pending: Pending, manifest: Manifest, path: str, now_ms: int, measured: Measurements
+    pending: PendingCheckpoint, manifest: Manifest, path: str, now_ms: int, measured: Measurements
 ) -> CheckpointInfo:
     return msgspec.structs.replace(
         pending.info(CheckpointStatus.COMPLETED),

@@ -9,8 +9,8 @@ from cairn.coordinator.checkpoint_failures import CheckpointFailures
 from cairn.coordinator.checkpoint_fence import CheckpointFence
 from cairn.coordinator.checkpoint_ledger import CheckpointLedger
 from cairn.coordinator.coordinator_setup import CoordinatorSetup
-from cairn.coordinator.pending_checkpoint import Pending, Snapshots
-from cairn.coordinator.retained_checkpoints import Retained
+from cairn.coordinator.pending_checkpoint import PendingCheckpoint, Snapshots
+from cairn.coordinator.retained_checkpoints import RetainedCheckpoints
 from cairn.coordinator.snapshot_writers import SnapshotWriters
 from cairn.errors import CairnError
 from cairn.events import CheckpointCompleted
@@ -34,7 +34,7 @@ class CheckpointCompletion:
         setup: CoordinatorSetup,
         ledger: CheckpointLedger,
         writers: SnapshotWriters,
-        retained: Retained,
+        retained: RetainedCheckpoints,
         failures: CheckpointFailures,
         fence: CheckpointFence,
     ) -> None:
@@ -47,7 +47,7 @@ class CheckpointCompletion:
         manifests = ManifestStore(setup.store.files)
         self._assembly = CheckpointAssembly(setup.settings, setup.facts, manifests, setup.insight)
 
-    def advance(self, pending: Pending) -> None:
+    def advance(self, pending: PendingCheckpoint) -> None:
         """Take a checkpoint one step further: start its snapshot, or complete it, or give it up."""
         if pending.request.full and not pending.writing and pending.manifest is not None:
             pending.writing = True
@@ -63,10 +63,10 @@ class CheckpointCompletion:
             else:
                 self._complete(pending)
 
-    def _start_writing(self, pending: Pending, manifest: Manifest) -> None:
+    def _start_writing(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
         self._writers.start(pending, manifest, lambda result: self._snapshot_done(pending, result))
 
-    def _snapshot_done(self, pending: Pending, result: Snapshots | Exception) -> None:
+    def _snapshot_done(self, pending: PendingCheckpoint, result: Snapshots | Exception) -> None:
         ledger = self._ledger
         with ledger.lock:
             given_up, closed = pending not in ledger, ledger.closed
@@ -83,7 +83,7 @@ class CheckpointCompletion:
         elif given_up and closed:  # no step follows
             self._failures.settle_outside_step()
 
-    def _complete(self, pending: Pending) -> None:
+    def _complete(self, pending: PendingCheckpoint) -> None:
         ledger = self._ledger
         with ledger.lock:
             if pending not in ledger:  # the job ended meanwhile
@@ -112,7 +112,7 @@ class CheckpointCompletion:
         self._setup.events.publish(CheckpointCompleted(self._setup.facts.job_id, info.id))
         pending.request.end(info)
 
-    def _write_metadata(self, pending: Pending) -> Checkpoint:
+    def _write_metadata(self, pending: PendingCheckpoint) -> Checkpoint:
         """From here on the checkpoint exists."""
         before = self._retained.newest_epoch
         checkpoint = self._assembly.assembled(pending, self._setup.clock.now_ms(), before)
@@ -120,11 +120,11 @@ class CheckpointCompletion:
         self._setup.store.complete(checkpoint)
         return checkpoint
 
-    def _complete_savepoint(self, pending: Pending) -> None:
+    def _complete_savepoint(self, pending: PendingCheckpoint) -> None:
         """The last step of a savepoint. From here on it belongs to its owner: nothing here ever deletes it."""
         ledger = self._ledger
         try:
-            info = self._writers.desk.complete(pending)
+            info = self._writers.savepoint_requests.complete(pending)
         except (CairnError, OSError) as error:
             with ledger.lock:
                 if pending in ledger:

@@ -27,7 +27,7 @@ from cairn.coordinator.checkpoint_statistics import Tasks
 from cairn.coordinator.coordinator_setup import CoordinatorSetup
 from cairn.coordinator.coordinator_step import CoordinatorStep
 from cairn.coordinator.pending_checkpoint import CheckpointRequest, SavepointOrder
-from cairn.coordinator.retained_checkpoints import Retained
+from cairn.coordinator.retained_checkpoints import RetainedCheckpoints
 from cairn.coordinator.snapshot_writers import SnapshotWriters
 from cairn.model.checkpoint_records import CheckpointInfo, FailureReason
 from cairn.model.manifest import Manifest
@@ -49,7 +49,7 @@ class CheckpointCoordinator:
         self._ledger = CheckpointLedger(setup.facts, setup.clock, store.next_number())
         self._schedule = CheckpointSchedule(setup, self._ledger)
         self._cuts = CutPoint(settings, setup.current, setup.published)
-        self._retained = Retained(store, run, settings.num_retained, setup.clock)
+        self._retained = RetainedCheckpoints(store, run, settings.num_retained, setup.clock)
         self._writers = SnapshotWriters(setup)
         fence = CheckpointFence(Runs(store.files), run, self._ledger, self._schedule)
         self._failures = CheckpointFailures(setup, self._ledger, self._writers, self._retained)
@@ -105,7 +105,7 @@ class CheckpointCoordinator:
 
     def savepoint(self, order: SavepointOrder) -> CheckpointRequest:
         """Request a savepoint. The same request id, in this run or a later one, always means the same savepoint."""
-        request, fresh = self._writers.desk.take(order)
+        request, fresh = self._writers.savepoint_requests.take(order)
         if fresh:
             with self._ledger.lock:
                 self._schedule.add(request)
@@ -113,7 +113,7 @@ class CheckpointCoordinator:
 
     def known_savepoint(self, order: SavepointOrder) -> CheckpointRequest | None:
         """The savepoint that the same request id has made or is making, with its order. None if there is none."""
-        return self._writers.desk.known(order) if self._writers.writes_savepoints else None
+        return self._writers.savepoint_requests.known(order) if self._writers.writes_savepoints else None
 
     @property
     def published(self) -> bool:

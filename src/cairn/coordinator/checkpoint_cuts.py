@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from cairn.config import CheckpointSettings
 from cairn.coordinator.checkpoint_statistics import Tasks, at_rest
-from cairn.coordinator.pending_checkpoint import Pending
+from cairn.coordinator.pending_checkpoint import PendingCheckpoint
 from cairn.model.checkpoint_records import CheckpointType
 from cairn.model.manifest import Manifest
 
@@ -44,7 +44,7 @@ class CutPoint:
 
     # Reported by the epoch loop. `waiting` are the checkpoints that have no cut yet.
 
-    def epoch_began(self, epoch: int, offsets: str, waiting: Iterable[Pending]) -> int:
+    def epoch_began(self, epoch: int, offsets: str, waiting: Iterable[PendingCheckpoint]) -> int:
         """Returns the number of the newest checkpoint whose barrier the epoch carries, or 0."""
         self._running = (epoch, offsets)
         carried = [pending for pending in waiting if pending.waits_for in (None, epoch)]
@@ -57,7 +57,7 @@ class CutPoint:
         far. From here until it has ended, no checkpoint is cut at the epoch before it."""
         self._committing = True
 
-    def epoch_committed(self, manifest: Manifest, tasks: Tasks, waiting: Iterable[Pending]) -> None:
+    def epoch_committed(self, manifest: Manifest, tasks: Tasks, waiting: Iterable[PendingCheckpoint]) -> None:
         self.epoch_failed()
         self.current = manifest
         self.published = True
@@ -71,7 +71,7 @@ class CutPoint:
 
     # Decided by the coordinator.
 
-    def place(self, pending: Pending) -> None:
+    def place(self, pending: PendingCheckpoint) -> None:
         """A checkpoint is triggered: cut it here, or let it wait for the end of the running epoch."""
         if self._running is None:
             if self.published:
@@ -81,26 +81,26 @@ class CutPoint:
         else:
             pending.waits_for = self._running[0]
 
-    def overtake(self, now: int, waiting: Iterable[Pending]) -> None:
+    def overtake(self, now: int, waiting: Iterable[PendingCheckpoint]) -> None:
         """Turn aligned checkpoints that have waited too long into unaligned ones. Savepoints are always aligned."""
         for pending in waiting:
             due = self.unaligned_at(pending)
             if due is not None and now >= due:
                 self._cut_unaligned(pending)
 
-    def unaligned_at(self, pending: Pending) -> int | None:
+    def unaligned_at(self, pending: PendingCheckpoint) -> int | None:
         """When a checkpoint without a cut turns unaligned; None if it never does."""
         if not self._settings.unaligned or pending.is_savepoint:
             return None
         return pending.since_ms + self._settings.aligned_timeout_ms
 
-    def _cut_unaligned(self, pending: Pending) -> None:
+    def _cut_unaligned(self, pending: PendingCheckpoint) -> None:
         if self.current is None or self._running is None or self._committing:
             return  # nothing is committed yet, or the running epoch is about to be: it waits for that
         pending.type = CheckpointType.UNALIGNED_CHECKPOINT
         self._cut(pending, at_rest(self._tasks, pending.trigger_ms), in_flight=self._running[1])
 
-    def _cut(self, pending: Pending, tasks: Tasks, in_flight: str = "") -> None:
+    def _cut(self, pending: PendingCheckpoint, tasks: Tasks, in_flight: str = "") -> None:
         pending.manifest = self.current
         pending.tasks = tasks
         pending.in_flight = in_flight

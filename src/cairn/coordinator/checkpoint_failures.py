@@ -5,7 +5,7 @@ from __future__ import annotations
 from cairn.coordinator.checkpoint_ledger import CheckpointLedger
 from cairn.coordinator.coordinator_setup import CoordinatorSetup
 from cairn.coordinator.pending_checkpoint import End
-from cairn.coordinator.retained_checkpoints import Retained
+from cairn.coordinator.retained_checkpoints import RetainedCheckpoints
 from cairn.coordinator.snapshot_writers import SnapshotWriters
 from cairn.events import CheckpointAborted
 from cairn.logs import get_logger
@@ -23,7 +23,7 @@ class CheckpointFailures:
     """
 
     def __init__(
-        self, setup: CoordinatorSetup, ledger: CheckpointLedger, writers: SnapshotWriters, retained: Retained
+        self, setup: CoordinatorSetup, ledger: CheckpointLedger, writers: SnapshotWriters, retained: RetainedCheckpoints
     ) -> None:
         self._setup = setup
         self._ledger = ledger

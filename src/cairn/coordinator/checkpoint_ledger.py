@@ -12,7 +12,7 @@ import threading
 
 import msgspec
 
-from cairn.coordinator.pending_checkpoint import CheckpointRequest, End, Pending
+from cairn.coordinator.pending_checkpoint import CheckpointRequest, End, PendingCheckpoint
 from cairn.coordinator.ports import Clock, JobFacts
 from cairn.logs import get_logger
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
@@ -42,21 +42,21 @@ class CheckpointLedger:
         self._facts = facts
         self._clock = clock
         self._next = next_number
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingCheckpoint] = {}
         self._ends: list[End] = []
         self._notices: list[tuple[int, bool]] = []
 
-    def __contains__(self, pending: Pending) -> bool:
+    def __contains__(self, pending: PendingCheckpoint) -> bool:
         return pending.number in self._pending
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingCheckpoint]:
         """All checkpoints in progress, oldest first."""
         return list(self._pending.values())
 
-    def without_cut(self) -> list[Pending]:
+    def without_cut(self) -> list[PendingCheckpoint]:
         return [pending for pending in self._pending.values() if pending.manifest is None]
 
-    def with_cut(self) -> list[Pending]:
+    def with_cut(self) -> list[PendingCheckpoint]:
         return [pending for pending in self._pending.values() if pending.manifest is not None]
 
     def manifests(self) -> list[Manifest]:
@@ -67,8 +67,8 @@ class CheckpointLedger:
         """How many checkpoints, or how many savepoints, are in progress."""
         return sum(1 for pending in self._pending.values() if pending.is_savepoint == savepoints)
 
-    def trigger(self, request: CheckpointRequest, now: int, timeout_ms: int) -> Pending:
-        pending = Pending(self._next, request, self._clock.now_ms(), now, now + timeout_ms)
+    def trigger(self, request: CheckpointRequest, now: int, timeout_ms: int) -> PendingCheckpoint:
+        pending = PendingCheckpoint(self._next, request, self._clock.now_ms(), now, now + timeout_ms)
         if request.order is not None:
             pending.type = CheckpointType.SAVEPOINT
         self._next += 1
@@ -79,7 +79,7 @@ class CheckpointLedger:
         )  # fmt: skip
         return pending
 
-    def complete(self, pending: Pending) -> None:
+    def complete(self, pending: PendingCheckpoint) -> None:
         """The checkpoint is complete; tasks hear of it in the next epoch. Older ones still in progress are subsumed."""
         del self._pending[pending.number]
         self.last_end_ms = self._clock.monotonic_ms()
@@ -87,10 +87,10 @@ class CheckpointLedger:
             self.abort(older, FailureReason.SUBSUMED, f"checkpoint {pending.number} completed first")
         self._notices.append((pending.number, True))
 
-    def complete_savepoint(self, pending: Pending) -> None:
+    def complete_savepoint(self, pending: PendingCheckpoint) -> None:
         self._pending.pop(pending.number, None)  # the job may have ended meanwhile; the savepoint exists
 
-    def abort(self, pending: Pending, reason: FailureReason, why: str, discard: bool = True) -> None:
+    def abort(self, pending: PendingCheckpoint, reason: FailureReason, why: str, discard: bool = True) -> None:
         """Give a checkpoint up. What it leaves to do is taken by `take_ends`."""
         del self._pending[pending.number]
         info = msgspec.structs.replace(

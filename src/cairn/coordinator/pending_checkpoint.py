@@ -78,7 +78,7 @@ class CheckpointRequest:
 
 
 @dataclass
-class Pending:
+class PendingCheckpoint:
     """A checkpoint between its trigger and its end.
 
     Threads: guarded by the ledger's `lock`, but for `writing` and `async_since`, which only the thread that holds
@@ -132,7 +132,7 @@ class Pending:
 class End:
     """A checkpoint that was aborted, and what is still to be done about it without the lock."""
 
-    pending: Pending
+    pending: PendingCheckpoint
     info: CheckpointInfo
     discard: bool
     counts: bool

@@ -16,7 +16,7 @@ from cairn.storage.cleanup import Pins, pins_of
 _log = get_logger("cairn.checkpoint")
 
 
-class Retained:
+class RetainedCheckpoints:
     """The newest completed checkpoints of a job. A run that a newer one has overtaken deletes nothing.
 
     Which checkpoints go is decided when another one is completed, whose metadata lists those that stay; only then are

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from cairn.coordinator.checkpoint_assembly import savepoint_info
-from cairn.coordinator.pending_checkpoint import CheckpointRequest, Pending, SavepointOrder
+from cairn.coordinator.pending_checkpoint import CheckpointRequest, PendingCheckpoint, SavepointOrder
 from cairn.coordinator.ports import Clock, SavepointRunner, WrittenSavepoint
 from cairn.errors import CairnError, InternalError
 from cairn.model.checkpoint_records import CheckpointInfo, CheckpointStatus, CheckpointType, FailureReason
@@ -17,7 +17,7 @@ from cairn.model.manifest import Manifest
 from cairn.storage.checkpoint_store import CheckpointStore
 
 
-class SavepointDesk:
+class SavepointRequests:
     """Takes orders for savepoints, has them written, and knows what came of each.
 
     Threads: called from any thread. The orders are guarded by a lock of their own, which is not held while the runner
@@ -75,7 +75,7 @@ class SavepointDesk:
             path=written.path, request=order.request, savepoint_bytes=written.size,
         )  # fmt: skip
 
-    def in_progress(self, pending: Pending) -> CheckpointInfo:
+    def in_progress(self, pending: PendingCheckpoint) -> CheckpointInfo:
         """A savepoint in progress, with how many of its parts are written."""
         info = pending.info(CheckpointStatus.IN_PROGRESS)
         if not pending.is_savepoint or not pending.writing:
@@ -83,16 +83,16 @@ class SavepointDesk:
         done, parts = self._runner.progress(pending.number)
         return msgspec.structs.replace(info, parts_done=done, parts=parts)
 
-    def start(self, pending: Pending, manifest: Manifest, done: Callable[[Exception | None], None]) -> None:
+    def start(self, pending: PendingCheckpoint, manifest: Manifest, done: Callable[[Exception | None], None]) -> None:
         if pending.request.order is None:
             raise InternalError(f"checkpoint {pending.number} is no savepoint")
         self._runner.start(pending.number, manifest, pending.request.order, done)
 
-    def complete(self, pending: Pending) -> CheckpointInfo:
+    def complete(self, pending: PendingCheckpoint) -> CheckpointInfo:
         """Make the savepoint exist. From here on it belongs to its owner: nothing here ever deletes it."""
         if pending.manifest is None:
             raise InternalError(f"savepoint {pending.number} has no cut")
         return savepoint_info(pending, pending.manifest, self._runner.complete(pending.number), self._clock.now_ms())
 
-    def cancel(self, pending: Pending) -> None:
+    def cancel(self, pending: PendingCheckpoint) -> None:
         self._runner.cancel(pending.number)

@@ -20,7 +20,7 @@ from tests.support.restore_lab import checkpoint_of, harness, newest, restored, 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
-from cairn.coordinator.retained_checkpoints import Retained
+from cairn.coordinator.retained_checkpoints import RetainedCheckpoints
 from cairn.errors import CorruptFileError, IncompatibleStateError, InvalidInputError, StorageError
 from cairn.model.checkpoint_records import Checkpoint
 from cairn.model.keygroups import KeyGroupRange
@@ -175,7 +175,7 @@ def long_job(folder: Path) -> ManifestStore:
 
 def cleaned_up(store: ManifestStore) -> int:
     """What a new run deletes after its first commit."""
-    kept = Retained(CheckpointStore(store.files), 1, 5, SystemClock())
+    kept = RetainedCheckpoints(CheckpointStore(store.files), 1, 5, SystemClock())
     garbage = plan_garbage({epoch: store.load(epoch) for epoch in store.epochs()}, 2, kept.pins([]))
     collect(store, garbage)
     return len(garbage.files)

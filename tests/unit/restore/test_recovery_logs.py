@@ -16,7 +16,7 @@ from tests.support.restore_lab import checkpoint_of, harness, newest, restored, 
 
 import cairn.restore.restored_epoch as restoring
 from cairn.coordinator.ports import SystemClock
-from cairn.coordinator.retained_checkpoints import Retained
+from cairn.coordinator.retained_checkpoints import RetainedCheckpoints
 from cairn.errors import CorruptFileError, FencedError, IncompatibleStateError, InvalidInputError, StorageError
 from cairn.job.failure_policy import note_damage
 from cairn.model.manifest import gave_up
@@ -236,7 +236,7 @@ def test_going_back_to_what_was_given_up_takes_it_up_again(tmp_path: Path) -> No
     store = CheckpointStore(LocalFileSystem(str(tmp_path / "a")))
     assert [checkpoint.id for checkpoint in store.current()] == [1, 2]
     assert open_snapshot(str(tmp_path / "a")).checkpoint_number == 2
-    kept = Retained(store, Runs(store.files).newest(), 2, SystemClock())
+    kept = RetainedCheckpoints(store, Runs(store.files).newest(), 2, SystemClock())
     checkpoint_of(tmp_path / "a", 4, kept.with_added(4))
     kept.add(store.load(4))
     kept.delete_doomed()

@@ -15,7 +15,7 @@ from tests.support.restore_lab import checkpoint_of, harness, newest, restored, 
 
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
-from cairn.coordinator.retained_checkpoints import Retained
+from cairn.coordinator.retained_checkpoints import RetainedCheckpoints
 from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
 from cairn.restore.claims import claim, release_claims
 from cairn.restore.recovery import Recovered, plan_restore, recover
@@ -229,7 +229,7 @@ def test_checkpoints_that_were_given_up_are_not_current_and_go_first(tmp_path: P
     assert open_snapshot(job_dir).checkpoint_number == 1
     assert open_snapshot(paths[2]).checkpoint_number == 3, "by name it can still be read"
     assert [snapshot.checkpoint_number for snapshot in retained(job_dir)] == [1]
-    kept = Retained(store, Runs(store.files).newest(), 2, SystemClock())
+    kept = RetainedCheckpoints(store, Runs(store.files).newest(), 2, SystemClock())
     assert kept.newest_epoch == store.load(1).manifest.epoch
     checkpoint_of(tmp_path / "a", 4, kept.with_added(4))
     kept.add(store.load(4))
