@@ -126,7 +126,7 @@ def test_fence_that_kafka_forgot_is_not_guessed(kafka: KafkaServer, topic: str, 
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.delete_consumer_groups([group])[group].result(PATIENCE)
     again = start(kafka, topic, where)
-    with pytest.raises(CorruptFileError, match=rf"consumer group '{group}'.*stands at -1 where 1 or 2 is expected"):
+    with pytest.raises(CorruptFileError, match=rf"consumer group '{group}'.*is at -1 instead of 1 or 2"):
         again.commit(data, 1)
     assert seen(kafka, topic) == rows(1)
     assert prepared(again, 2, rows(3))["after"] == 0, "before an epoch is committed a fresh fence does no harm"

@@ -206,7 +206,7 @@ def test_a_forked_job_that_lost_its_manifests_is_not_begun_anew(tmp_path: Path) 
     with pytest.raises(CorruptFileError, match="the newest manifest is missing"):
         start(tmp_path / "b", shape)
     create_identity(LocalFileSystem(str(tmp_path / "c")), "harness", "harness", 128, path)
-    with pytest.raises(InvalidInputError, match="never did"):
+    with pytest.raises(InvalidInputError, match="but never was"):
         start(tmp_path / "c", shape)
 
 
