@@ -249,7 +249,7 @@ class DataStream(PyFlinkNames):
     def print(self, sink_identifier: str = "", uid: str | None = None) -> DataStreamSink:
         """Print the elements of committed epochs as Flink does: `value`, `subtask> value`, `prefix:subtask> value`.
 
-        All elements of an epoch come to the driver. After a crash the epoch that was under way may be missing on the
+        All elements of an epoch come to the driver. After a crash the epoch in progress may be missing on the
         screen. `sink_to(PrintSink())` prints the names of columns, and only the first rows of an epoch.
         """
         return self.sink_to(PrintToStdout(sink_identifier, self.bare, self.env.get_parallelism()), uid)
@@ -267,7 +267,7 @@ class DataStream(PyFlinkNames):
 
         With `limit`, wait for so many elements (fewer if the job ends before), cancel the job and return them in a
         list. Without a name the job is kept in a temporary directory and starts anew in every program; with one it is
-        kept like every other, and goes on where it stopped.
+        kept like every other, and continues where it stopped.
         """
         return execute_and_collect(self, job_execution_name, limit)
 

@@ -178,7 +178,7 @@ class StreamExecutionEnvironment(PyFlinkNames):
         return job
 
     def execute_async(self, job_name: str = "") -> JobHandle:
-        """Start the job and return at once. A job of this name that ran before goes on where it stopped."""
+        """Start the job and return at once. A job of this name that ran before continues where it stopped."""
         start = start_job(self.definition, job_name)
         return JobHandle(start.supervisor, start.publisher)
 

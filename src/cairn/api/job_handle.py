@@ -40,7 +40,7 @@ class JobHandle(PyFlinkNames):
 
     @property
     def restored_epoch(self) -> int | None:
-        """The epoch that the newest run goes on from, None if it began anew."""
+        """The epoch that the newest run continues from, None if it began anew."""
         run = self._supervisor.current
         return run.restored_epoch if run is not None else None
 
@@ -80,7 +80,7 @@ class JobHandle(PyFlinkNames):
 
         It gets a folder of its own in `dir`, or in `execution.checkpointing.savepoint-dir`. Asking again with the same
         `request_id`, also after a crash, gives the same savepoint. Raises `CheckpointFailedError` if it fails, and
-        `TimeoutError` if it takes longer than `timeout` seconds (it goes on then); the job goes on in any case.
+        `TimeoutError` if it takes longer than `timeout` seconds (it continues then); the job continues in any case.
         """
         return self._actions.savepoint(dir, request_id).wait(timeout)
 
@@ -94,8 +94,8 @@ class JobHandle(PyFlinkNames):
         """Stop the job with a savepoint: no epoch lies after it, and the job is FINISHED.
 
         With `drain` one more epoch runs at the end of event time, so that every event-time timer fires; the job is not
-        meant to be resumed then. If the savepoint fails or takes longer than `timeout` seconds the job goes on, and
-        the error is raised. Asked again with its `request_id`, a stop under way is joined; another one is refused.
+        meant to be resumed then. If the savepoint fails or takes longer than `timeout` seconds the job continues, and
+        the error is raised. Asked again with its `request_id`, a stop in progress is joined; another one is refused.
         """
         return self._actions.stop(dir, drain, timeout, request_id)
 

@@ -98,7 +98,7 @@ class Savepoint:
     def load(spark: SparkSession, path: str, allow_pickled: Iterable[str] = ()) -> Savepoint:
         """Open a savepoint, a checkpoint (`chk-<n>`), or the newest checkpoint of a job, by its directory or name.
 
-        Only metadata is read here. A running job deletes checkpoints that it does not retain any more; `lookup` and
+        Only metadata is read here. A running job deletes checkpoints that it no longer retains; `lookup` and
         `write` hold the checkpoint while they read it, and `with Savepoint.load(...) as savepoint:` does for everything
         that runs within the block, such as actions on DataFrames. A savepoint is deleted by nobody else.
 

@@ -2,7 +2,7 @@
 
 1. Start the job (`cli/demo_job.py`) as a process of its own and print a line for each epoch.
 2. When half of the epochs are committed and the next one is being written, send SIGKILL to every process of the job.
-3. Start the same command again; it goes on from the last committed epoch.
+3. Start the same command again; it continues from the last committed epoch.
 4. Compute the expected result in plain Python, and compare it with the output files and with the stored state.
 """
 

@@ -81,7 +81,7 @@ class CrashMarker:
 class ScriptedSource:
     """For tests: each inner list is an epoch, its items are rows or crash markers between them.
 
-    A restart goes on where the job stood, with the script that the test gives again. `folder` is where markers note
+    A restart continues where the job stood, with the script that the test gives again. `folder` is where markers note
     that they have struck; it must be the same for all runs of a job.
     """
 

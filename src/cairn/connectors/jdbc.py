@@ -170,9 +170,9 @@ class JdbcSink(BaseSink):
             for name in self.key:
                 if batch.column(name).null_count:
                     raise EpochFailedError(
-                        f"sink '{self.uid}': rows of epoch {epoch} have a null in the key column '{name}', and a null "
-                        f"is no key by which a row of table '{self.table}' could be replaced. The epoch is refused and "
-                        f"the state stays as it was; filter out these rows, or fill '{name}' in front of the sink.",
+                        f"sink '{self.uid}': rows of epoch {epoch} have a null in the key column '{name}', so "
+                        f"they cannot replace rows of table '{self.table}'. The epoch is refused and "
+                        f"the state stays as it was; filter out these rows, or fill '{name}' before the sink.",
                         table=self.table,
                     )
 

@@ -5,7 +5,7 @@
 | `FileSource` | the same rows, as long as the files stay |
 | `KafkaSource` | the same records, as long as the topic keeps them |
 | `GeneratorSource`, `CollectionSource` | the same rows: row i follows from i |
-| `SocketSource` | nothing: what a socket has delivered is gone, and the job cannot go on |
+| `SocketSource` | nothing: what a socket has delivered is gone, and the job cannot resume |
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Retry:
         after: str,
         sleep: Callable[[float], None] = time.sleep,
     ) -> T:
-        """The result of `action`, tried again after errors that `passes` says may pass; others are raised at once.
+        """The result of `action`, retried after errors that `passes` says may pass; others are raised at once.
 
         `what` says in the error what was tried, `after` what holds now that it failed.
         """

@@ -74,6 +74,4 @@ class CheckpointDeletion:
         pause = FIRST_PAUSE_MS if retry is None else min(2 * retry.pause_ms, LONGEST_PAUSE_MS)
         self._retries[number] = _Pause(now_ms + pause, pause)
         level = logging.WARNING if retry is None else logging.DEBUG
-        _log.log(
-            level, "cannot delete checkpoint %d, which is not needed any more (tried again later): %s", number, why
-        )
+        _log.log(level, "cannot delete checkpoint %d, which is no longer needed (to be retried later): %s", number, why)

@@ -1,8 +1,8 @@
 """Keeps chains short: when one has grown too long it is merged into snapshots, beside the stream.
 
-The work runs as a Spark job of its own on a thread of its own; the stream goes on. The result is adopted by the next
+The work runs as a Spark job of its own on a thread of its own; the stream continues. The result is adopted by the next
 manifest, which names the snapshots instead of the files they replace. A compaction that fails or is cut off by a
-crash leaves files that no manifest names; it is tried again later.
+crash leaves files that no manifest names; it is retried later.
 """
 
 from __future__ import annotations

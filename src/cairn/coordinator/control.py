@@ -200,8 +200,8 @@ def _refuse_late(question: Mapping[str, Any], info: FileInfo) -> None:
     age = time.time() - info.modified
     if question.get("action") in _ENDINGS and age > _LATE * PATIENCE:
         raise CheckpointFailedError(
-            f"the request to {question['action']} is {age:.0f} s old and was not taken up by this run in time, so the "
-            "job goes on; ask again if it is to end"
+            f"the request to {question['action']} is {age:.0f} s old and was not accepted by this run in time, so the "
+            "job continues; repeat the request to end it"
         )
 
 

@@ -81,7 +81,7 @@ class CoordinatorStep:
                 self._ledger.refuse(request, FailureReason.NOT_RUNNING, request.nothing_yet())
 
     def _may_start(self, request: CheckpointRequest) -> bool:
-        """Savepoints are written one at a time, whatever checkpoints are under way; these do not wait for them."""
+        """Savepoints are written one at a time, whatever checkpoints are in progress; these do not wait for them."""
         savepoint = request.order is not None
         return self._ledger.number_of(savepoint) < (1 if savepoint else self._setup.settings.max_concurrent)
 

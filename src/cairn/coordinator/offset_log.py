@@ -35,7 +35,7 @@ def parse_entry(text: str, where: str) -> OffsetEntry:
         watermark = int(metadata["batchWatermarkMs"])
         return OffsetEntry(text, watermark if watermark > 0 else NO_WATERMARK, int(metadata["batchTimestampMs"]))
     except (IndexError, KeyError, ValueError) as error:
-        raise CorruptFileError(f"{where} is no entry of Spark's offset log: {error}", path=where) from error
+        raise CorruptFileError(f"{where} is not an entry of Spark's offset log: {error}", path=where) from error
 
 
 class LocalOffsets:

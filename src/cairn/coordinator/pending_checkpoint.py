@@ -63,7 +63,7 @@ class CheckpointRequest:
             return "the job has not begun its first epoch yet; ask again when it has read its first rows"
         return (
             "the job has not begun its first epoch yet: it has read no row, so there is no state and no position to "
-            "save, and it goes on. To end it, cancel it (job.cancel(), or cairn cancel): nothing is lost, and it is "
+            "save, and it continues. To end it, cancel it (job.cancel(), or cairn cancel): nothing is lost, and it is "
             "started again without a savepoint. For a savepoint, ask again after its first epoch."
         )
 
@@ -71,7 +71,7 @@ class CheckpointRequest:
         """The completed checkpoint. Raises `CheckpointFailedError` if it failed, `TimeoutError` if it takes longer."""
         if not self._ended.wait(timeout) or self._info is None:
             what = "checkpoint" if self.order is None else "savepoint"
-            raise TimeoutError(f"the {what} has not ended within {timeout} s; it goes on")
+            raise TimeoutError(f"the {what} has not ended within {timeout} s; it continues")
         if self._info.status is CheckpointStatus.FAILED:
             raise CheckpointFailedError(self._info.failure, checkpoint=self._info.id)
         return self._info

@@ -85,7 +85,7 @@ class SavepointRequests:
 
     def start(self, pending: PendingCheckpoint, manifest: Manifest, done: Callable[[Exception | None], None]) -> None:
         if pending.request.order is None:
-            raise InternalError(f"checkpoint {pending.number} is no savepoint")
+            raise InternalError(f"checkpoint {pending.number} is not a savepoint")
         self._runner.start(pending.number, manifest, pending.request.order, done)
 
     def complete(self, pending: PendingCheckpoint) -> CheckpointInfo:

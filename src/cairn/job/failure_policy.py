@@ -20,7 +20,7 @@ _log = get_logger("cairn.job")
 OUTSIDE = "outside"
 """Fact of an error whose cause is neither the job nor its state."""
 JVM_GONE = "jvm_gone"
-"""Fact of an error after which Spark cannot be reached from this process any more."""
+"""Fact of an error after which Spark can no longer be reached from this process."""
 COLLISION = "collision"
 """Fact of an error that an older run of the job caused by writing to Spark's log."""
 _COLLISIONS = 3

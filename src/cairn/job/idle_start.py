@@ -11,7 +11,7 @@ _log = get_logger("cairn.job")
 
 
 def tell_start(name: str, run: int, epoch: int) -> None:
-    """A run goes on from an epoch that an earlier one committed."""
+    """A run continues from an epoch that an earlier one committed."""
     _log.warning("job %s resumes from epoch %d (run %d)", name, epoch, run)
 
 
@@ -22,7 +22,7 @@ def tell_end(name: str, epoch: int | None, epochs: int) -> None:
 
 
 class NothingNew:
-    """Says once that a run which goes on from an epoch waits for input. Called again and again until it has.
+    """Says once that a run which continues from an epoch waits for input. Called again and again until it has.
 
     Threads: owned by the coordinator's thread.
     """

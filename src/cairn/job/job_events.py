@@ -56,7 +56,7 @@ class JobRestarting(JobEvent):
 
 @dataclass(frozen=True)
 class JobEnded(JobEvent):
-    """The job is over. It is published before those who wait for the job go on."""
+    """The job is over. It is published before those who wait for the job continue."""
 
     job: ObservedJob
     closing: JobState

@@ -50,7 +50,7 @@ class JobRun:
     def __init__(self, context: JobContext, gate: EpochGate, number: int, restored_epoch: int | None) -> None:
         self.number = number
         self.restored_epoch = restored_epoch
-        """The epoch that it goes on from, None if it is the first of the job."""
+        """The epoch that it continues from, None if it is the first of the job."""
         self.parts: RunParts | None = None
         self._context = context
         self._gate = gate

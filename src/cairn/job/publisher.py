@@ -26,7 +26,7 @@ from cairn.view.journal import Address, EpochRecorder, Journal
 from cairn.web.driver_server import serve
 
 _LOOK_SECONDS = 5.0
-"""How long the last look at a run's sources waits for one that is under way."""
+"""How long the last look at a run's sources waits for one in progress."""
 _ENDS = {JobState.FINISHING: "finished", JobState.CANCELING: "canceled", JobState.STOPPING: "stopped"}
 """The words of the journal for jobs that have not failed."""
 

@@ -11,7 +11,7 @@ from cairn.errors import CairnError, FencedError
 class RunningQuery(Protocol):
     """A query that has been started. Threads: every method may be called from any thread.
 
-    Where Spark does not answer any more, methods raise what they meet; `why_unreachable` explains it.
+    Where Spark no longer answers, methods raise what they meet; `why_unreachable` explains it.
     """
 
     def is_active(self) -> bool: ...

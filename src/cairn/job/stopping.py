@@ -1,7 +1,7 @@
-"""Stopping a job with a savepoint: hold the stream between two epochs, take the savepoint, stop; or go on if it fails.
+"""Stopping a job with a savepoint: hold the stream between two epochs, take the savepoint, stop; continue if it fails.
 
-While this goes on a note lies in the job's directory, `stopping/<request>`. A run that finds one from before knows that
-the job died on the way, and says whether the savepoint exists.
+While this is in progress, the job's directory contains a note, `stopping/<request>`. A later run that finds it knows
+that the job crashed during the stop, and logs whether the savepoint exists.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StopContext:
 
 
 class _Stop:
-    """A stop that is under way, for those who ask for it again meanwhile.
+    """A stop in progress, for those who ask for it again meanwhile.
 
     Threads: the one that stops calls `end` once, any other may join; the event orders them.
     """
@@ -97,7 +97,7 @@ class _Stop:
 def stop(context: StopContext, order: SavepointOrder, timeout: float) -> CheckpointInfo:
     """Stop with a savepoint, after which lies no epoch. Called on any thread but the stream's and the coordinator's.
 
-    One stop goes on at a time. Asked for again under its id, it is the same one; under another id it is refused.
+    One stop is in progress at a time. Asked for again under its id, it is the same one; under another id it is refused.
     """
     mine = _Stop(order)
     running: _Stop | None = context.gate.hold(mine)

@@ -249,7 +249,7 @@ class TaskMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
     stage: int = -1
     """The Spark stage that the task belongs to; -1 where there is none."""
     retries: int = 0
-    """Calls to the storage that were tried again."""
+    """Storage calls that were retried."""
     bytes_in: int = 0
     """What the rows that came in took in memory."""
 

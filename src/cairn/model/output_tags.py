@@ -48,7 +48,8 @@ def row_columns_of(declared: str | DataType, what: str) -> tuple[tuple[tuple[str
         dtype = parse_type(declared)
     if "pickle" in re.split(r"\W+", dtype.ddl):
         raise InvalidInputError(
-            f"{what}: pickled values are no columns; name a type, such as 'user string, total bigint' or Types.LONG()"
+            f"{what}: pickled values cannot be columns; declare a type, such as 'user string, total bigint' or "
+            "Types.LONG()"
         )
     if dtype.fields:
         return dtype.fields, False

@@ -298,7 +298,7 @@ class NeverTrigger(Trigger[Any, Any]):
 
 
 def without_timers(trigger: Any) -> bool:
-    """Whether a trigger is known to set no timers, so that a job need not make time go on for it."""
+    """Whether a trigger is known to set no timers, so that a job need not make time advance for it."""
     while isinstance(trigger, PurgingTrigger):
         trigger = trigger.nested_trigger
     return isinstance(trigger, (CountTrigger, NeverTrigger))

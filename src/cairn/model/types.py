@@ -322,7 +322,7 @@ def scalar(name: str) -> DataType:
         return DataType(name, Storage.INT, _timestamp, lambda us: EPOCH_UTC + dt.timedelta(microseconds=us))
     if name == "timestamp_ntz":
         return DataType(name, Storage.INT, _timestamp_ntz, lambda us: EPOCH_NTZ + dt.timedelta(microseconds=us))
-    raise InvalidInputError(f"'{name}' is no scalar type")
+    raise InvalidInputError(f"'{name}' is not a scalar type")
 
 
 PICKLE = DataType("pickle", Storage.BYTES, _pickle, pickle.loads)

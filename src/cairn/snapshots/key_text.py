@@ -75,7 +75,7 @@ def _split(text: str) -> list[Any]:
 
 def _parsed(operator: SnapshotOperator, name: str, dtype: DataType, value: Any) -> Any:
     if value is None:
-        raise InvalidInputError(f"operator '{operator.uid}': key column '{name}' is None, and a null is no key")
+        raise InvalidInputError(f"operator '{operator.uid}': key column '{name}' is None; a key cannot be null")
     if not isinstance(value, str):
         return value
     try:

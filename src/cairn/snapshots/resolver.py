@@ -88,7 +88,7 @@ def retained(reference: str) -> list[Snapshot]:
     directory = job_directory(reference)
     if directory is None:
         folder = folder_of(reference)
-        raise InvalidInputError(f"{folder} is no job's directory; only those have several checkpoints", path=folder)
+        raise InvalidInputError(f"{folder} is not a job directory; only a job has several checkpoints", path=folder)
     files = LocalFileSystem(directory)
     return [of_checkpoint(files, checkpoint) for checkpoint in CheckpointStore(files).current()]
 
@@ -112,7 +112,7 @@ def _savepoint(folder: str) -> Snapshot:
     unfinished = layout.is_savepoint_progress(os.path.basename(folder))
     if not unfinished and not os.path.lexists(os.path.join(folder, layout.METADATA)):
         raise NotFoundError(
-            f"{folder} is no savepoint, no checkpoint and no job: it has no {layout.METADATA} and no {layout.JOB}",
+            f"{folder} is not a savepoint, a checkpoint or a job: it has no {layout.METADATA} and no {layout.JOB}",
             path=folder,
             remedy="Name the folder of a savepoint, the folder chk-<n> of a checkpoint, or the directory of a job.",
         )

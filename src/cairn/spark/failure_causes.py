@@ -83,7 +83,7 @@ def why_failed(
     gone: CairnError | None = None
     try:
         spark_error = query.exception()
-    except Exception as error:  # noqa: BLE001 - the JVM does not answer any more
+    except Exception as error:  # noqa: BLE001 - the JVM no longer answers
         spark_error = error
         gone = jvm_gone(name, error)
     if own is None and spark_error is None:

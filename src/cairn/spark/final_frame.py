@@ -52,7 +52,7 @@ def final_frame(sinks: Sequence[AttachedSink]) -> tuple[DataFrame, dict[str, Rea
 def with_ticks(spark: SparkSession, frame: DataFrame) -> DataFrame:
     """The frame and a source without rows, which makes an epoch at every trigger.
 
-    Timers need time to go on when no data arrives.
+    Timers need time to advance when no data arrives.
     """
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
     nothing = ticks.filter(F.col("value") < 0).select(

@@ -95,7 +95,7 @@ def start_job(definition: JobDefinition, name: str) -> JobStart:
     # 3. `cairn plan` ends here.
     if plan_hooks:
         plan_hooks[-1](_restore_plan(start))
-    # 4. Take the job over, and find what it goes on from.
+    # 4. Take the job over, and find what it continues from.
     began = time.perf_counter()
     recovered = _recover(start, start.context.settings)
     definition.executed = True
@@ -163,7 +163,7 @@ def _directory(settings: Settings) -> str:
     return settings.directory or DEFAULT_DIRECTORY
 
 
-# Steps 3 and 4: what the job goes on from.
+# Steps 3 and 4: what the job continues from.
 
 
 def _restore_plan(start: JobStart) -> RestorePlan:
@@ -224,7 +224,7 @@ def _close_sinks(job: JobDefinition) -> None:
 
 
 def _report_start(start: JobStart, recovered: Recovered) -> None:
-    """Clear what earlier runs have left behind, and log what the job goes on from."""
+    """Clear what earlier runs have left behind, and log what the job continues from."""
     context = start.context
     sweep_leftovers(context.files)
     newest = recovered.manifest.epoch if recovered.manifest is not None else -1

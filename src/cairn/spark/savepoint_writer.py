@@ -1,4 +1,4 @@
-"""Writes savepoints of a running job: Spark tasks in the background, while the stream goes on."""
+"""Writes savepoints of a running job: Spark tasks in the background, while the stream continues."""
 
 from __future__ import annotations
 

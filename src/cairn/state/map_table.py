@@ -52,7 +52,7 @@ class MapTable(EntryTable):
         super().__init__(*args)
         descriptor = self.descriptor
         if not isinstance(descriptor, MapStateDescriptor) or descriptor.key_type is None:
-            raise InternalError(f"state '{self.name}' is no map")
+            raise InternalError(f"state '{self.name}' is not a map")
         self.key_type = descriptor.key_type
         self.key_class = descriptor.key_type.exact if descriptor.key_type.storage is not Storage.FLOAT else None
         self.maps: list[dict[Any, Any]] = []

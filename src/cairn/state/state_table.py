@@ -44,8 +44,8 @@ class TaskTable(ABC):
         dtype = dtype or self.type
         if value is None:
             raise StateTypeError(
-                f"operator '{self.operator}', state '{self.name}': None is no value here; use clear() or remove() to "
-                "take something out",
+                f"operator '{self.operator}', state '{self.name}': None is not allowed as a value; use clear() or "
+                "remove() to delete state",
                 state=self.name,
             )
         try:

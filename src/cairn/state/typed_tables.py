@@ -217,7 +217,7 @@ def _keys(
         _cast(table, name, arrow_type(dtype), spec) for name, (_, dtype) in zip(columns.keys, key_columns, strict=True)
     ]
     for name, array in zip(columns.keys, arrays, strict=True):
-        _refuse_nulls(array, f"null in key column '{name}', and a null is no key", spec)
+        _refuse_nulls(array, f"null in key column '{name}'; a key cannot be null", spec)
     return with_groups(key_groups(key_columns, arrays, max_parallelism), KeyCodec(key_columns).encode(arrays))
 
 

@@ -42,7 +42,7 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
     """The checkpoint in these bytes; an error that names the file if they are cut, changed, foreign, too new, or say
     what cannot be."""
     if not data.startswith(_MAGIC):
-        raise CorruptFileError(f"{name} is no checkpoint of cairn", path=name)
+        raise CorruptFileError(f"{name} is not a checkpoint of cairn", path=name)
     checkpoint = record_file.unseal(data, _VERSION, Checkpoint, name)
     check_checkpoint(checkpoint, name)
     return checkpoint
@@ -142,7 +142,7 @@ class CheckpointStore:
         return sorted(set(self._folders()) - set(self.numbers()))
 
     def _too_late(self, number: int, base: Base | None) -> bool:
-        """Whether a run completed a checkpoint after a newer run had written down those that it goes on with."""
+        """Whether a run completed a checkpoint after a newer run had written down those that it continues with."""
         if base is None or number in base.checkpoints:
             return False
         facts = self._facts_of(number)
@@ -225,7 +225,7 @@ class CheckpointStore:
     def discard(self, number: int) -> None:
         """Delete a checkpoint, `_metadata` first: from then on it is none. What it shared stays.
 
-        One that is being read stays: `StorageError` says so, and it can be tried again later.
+        One that is being read stays: `StorageError` says so, and it can be retried later.
         """
         reader = next(iter(self.readers(number)), None)
         if reader is not None:

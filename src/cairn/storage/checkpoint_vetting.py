@@ -39,14 +39,14 @@ def _wrong(checkpoint: Checkpoint) -> Iterator[str]:
     if not (0 <= info.trigger_ms <= MAX_TIME_MS and 0 <= info.end_ms <= MAX_TIME_MS):
         yield f"triggered at {info.trigger_ms} and ended at {info.end_ms} milliseconds is impossible"
     if not layout.is_spark(told.spark):
-        yield f"{told.spark!r} is no folder of Spark's logs"
+        yield f"{told.spark!r} is not a folder of Spark's logs"
     if any(not -1 <= first <= last <= told.epoch for first, last in told.abandoned):
         yield f"it cannot have given up the epochs {told.abandoned}"
     for entry in (told.offsets, checkpoint.in_flight):
         # Without names of sources there may be none: then the text tells one epoch from another, and nothing else.
         why = wrong_entry(entry) if entry and (told.source_names or "\n" in entry) else ""
         if why:
-            yield f"its source positions are no entry of Spark's offset log: {why}"
+            yield f"its source positions are not an entry of Spark's offset log: {why}"
     uids = [operator.uid for operator in told.operators]
     if len(set(uids)) != len(uids):
         yield "an operator appears twice"

@@ -1,4 +1,4 @@
-"""Which files nothing needs any more, and deleting them: from published manifests only, never by guess.
+"""Which files nothing needs, and deleting them: from published manifests only, never by guess.
 
 Two ways lead here. `plan_garbage` decides before a commit what that commit makes superfluous; the manifest records the
 decision, and `collect` carries it out once the manifest is published. `sweep` looks at everything in a job's directory
@@ -78,7 +78,7 @@ def collect(store: ManifestStore, garbage: Garbage) -> Garbage:
         try:
             store.files.delete(path)
         except CairnError as error:
-            _log.warning("cannot delete %s, which no epoch needs any more: %s", path, error)
+            _log.warning("cannot delete %s, which no epoch needs: %s", path, error)
             files.append(path)
     for epoch in garbage.epochs:
         try:
@@ -107,8 +107,8 @@ def orphans(
 ) -> list[FileInfo]:
     """State files that no manifest names, none ever will, and that are older than the guard. Pure.
 
-    A file of a run before the one that committed last cannot be committed any more; nor can a delta of that run for
-    an epoch that is committed. Anything newer may still be named by a commit that is under way.
+    A file of a run before the one that committed last can no longer be committed; nor can a delta of that run for
+    an epoch that is committed. Anything newer may still be named by a commit in progress.
     """
     if not manifests:
         return []

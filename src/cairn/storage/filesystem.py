@@ -97,7 +97,7 @@ class LocalFileSystem:
     def _full(self, path: str) -> str:
         parts = path.split("/")
         if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-            raise InvalidInputError(f"{path!r} is no path below {self._root}", path=path)
+            raise InvalidInputError(f"{path!r} is not a path below {self._root}", path=path)
         return os.path.join(self._root, *parts)
 
     def create(self, path: str, data: bytes | memoryview) -> None:

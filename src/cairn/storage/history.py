@@ -11,7 +11,7 @@ from cairn.storage.run_records import Runs
 
 
 def open_history(files: FileSystem, run: int) -> Manifest | None:
-    """Write down what a run goes on from, and return the newest manifest of that.
+    """Write down what a run continues from, and return the newest manifest of that.
 
     What overtaken runs add to the history after this does not count. Raises `FencedError` if a newer run has the job.
     """

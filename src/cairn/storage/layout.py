@@ -4,7 +4,7 @@
 
     job.json                      identity of the job
     runs/<n>                      one file per run; the newest one owns the job
-    bases/<n>                     what of the history a run goes on from
+    bases/<n>                     what of the history a run continues from
     epochs/<epoch>                manifests
     shared/<uid>/<name>.state     deltas and snapshots
     chk-<n>/_metadata             a completed checkpoint

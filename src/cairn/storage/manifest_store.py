@@ -64,7 +64,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
     if len(data) < HEAD or (not intact and len(body) < int.from_bytes(data[HEAD - 4 : HEAD], "little")):
         raise IncompleteManifestError(f"manifest {name} is cut short after {len(data)} bytes", path=name)
     if not data.startswith(_MAGIC):
-        raise CorruptFileError(f"{name} is no manifest of cairn", path=name)
+        raise CorruptFileError(f"{name} is not a manifest of cairn", path=name)
     version = record_file.version_of(data)
     if version != str(FORMAT_VERSION).encode():
         raise IncompatibleStateError(
@@ -119,7 +119,7 @@ class ManifestStore:
         """The newest manifest of the job's history; damaged ones are skipped.
 
         A run that was overtaken may create a manifest at any later time, with any epoch. It is void once a newer run
-        has written down what it goes on from.
+        has written down what it continues from.
         """
         latest_run = Runs(self.files).newest()
         base = newest_base(self.files)

@@ -54,15 +54,15 @@ def open_file(path: str) -> int:
         descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
-            raise _refused(path, "it is no regular file but a symbolic link") from None
+            raise _refused(path, "it is not a regular file but a symbolic link") from None
         if error.errno == errno.ENXIO:
-            raise _refused(path, "it is no regular file but a socket or a device") from None
+            raise _refused(path, "it is not a regular file but a socket or a device") from None
         raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         kind = next((kind for matches, kind in _KINDS if matches(mode)), "something else")
-        raise _refused(path, f"it is no regular file but {kind}")
+        raise _refused(path, f"it is not a regular file but {kind}")
     return descriptor
 
 

@@ -32,7 +32,7 @@ PASSING = frozenset({
 
 @dataclass
 class Patience:
-    """How often a call is tried again and how long the pauses are. `retries` counts them, over all calls."""
+    """How often a call is retried and how long the pauses are. `retries` counts them, over all calls."""
 
     attempts: int = 6
     first_pause: float = 0.05

@@ -1,4 +1,4 @@
-"""What of a job's history a run goes on from: `bases/<run>`, written once, before the run does anything else.
+"""What of a job's history a run continues from: `bases/<run>`, written once, before the run does anything else.
 
 A run that was overtaken may still create a manifest or complete a checkpoint. What it adds after a newer run has
 written its base does not count for anybody. See docs/design/0008-late-runs.md.

@@ -101,7 +101,7 @@ def _check(metadata: SavepointMetadata, name: str) -> None:
             _check_files(operator, table, metadata.max_parallelism, wrong)
     for source in metadata.sources:
         if not layout.is_source_file(source.path) or source.size < 0:
-            raise wrong(f"{source.path!r} is no path of a source's log")
+            raise wrong(f"{source.path!r} is not a path of a source's log")
 
 
 def _check_files(
@@ -110,7 +110,7 @@ def _check_files(
     reached = -1
     for file in table.files:
         if not layout.is_table_part(file.path, operator.uid, table.spec.name):
-            raise wrong(f"{file.path!r} is no path of a file of {operator.uid}.{table.spec.name}")
+            raise wrong(f"{file.path!r} is not a path of a file of {operator.uid}.{table.spec.name}")
         if file.size < 0 or file.rows < 0 or not 0 <= file.first_group <= file.last_group < max_parallelism:
             raise wrong(f"the numbers of {file.path} are impossible")
         if table.spec.kind == BROADCAST and file.last_group:
@@ -135,7 +135,7 @@ def read_savepoint(path: str) -> SavepointMetadata:
     try:
         data = regular_files.read(name, regular_files.limit_of(layout.METADATA))
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFoundError(f"{root} is no savepoint: it has no {layout.METADATA}", path=root) from None
+        raise NotFoundError(f"{root} is not a savepoint: it has no {layout.METADATA}", path=root) from None
     except OSError as error:
         raise StorageError(f"cannot read {name}: {error.strerror or error}", path=name, errno=error.errno) from error
     return decode_savepoint(data, name)

@@ -47,7 +47,7 @@ def serve(settings: WebSettings, job_id: str, reader: JobReader) -> str | None:
         return f"{server.url}/jobs/{job_id}"
     except (CairnError, OSError, ImportError) as error:
         _log.warning("no web page: %s", error)
-    except Exception:  # noqa: BLE001 - whatever a server stumbles over, the job goes on
+    except Exception:  # noqa: BLE001 - whatever a server stumbles over, the job continues
         _log.warning("no web page", exc_info=True)
     return None
 

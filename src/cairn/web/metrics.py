@@ -62,7 +62,7 @@ JOB_GAUGES: tuple[tuple[str, str, _Value], ...] = (
      _restore),
     ("cairn_checkpoint_interval_seconds", "As configured; 0 if there are no periodic checkpoints.",
      lambda job: float(job.config.get("interval", 0)) / 1000),
-    ("cairn_checkpoints_in_progress", "Checkpoints and savepoints under way (numberOfInProgressCheckpoints).",
+    ("cairn_checkpoints_in_progress", "Checkpoints and savepoints in progress (numberOfInProgressCheckpoints).",
      lambda job: float(job.checkpoints.in_progress)),
     ("cairn_checkpoint_failures_in_a_row", "Failed checkpoints since the last completed one.", _failed_in_a_row),
     ("cairn_epoch", "The newest committed epoch.", lambda job: float(job.epoch)),

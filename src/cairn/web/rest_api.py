@@ -399,5 +399,5 @@ def number_of(text: str | None) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 15:
-        raise InvalidInputError(f"{text[:40]!r} is no number of a checkpoint")
+        raise InvalidInputError(f"{text[:40]!r} is not a checkpoint number")
     return int(text)

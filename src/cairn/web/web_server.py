@@ -92,7 +92,7 @@ class Server:
         try:
             self.run()
         except Exception:  # noqa: BLE001 - the page is gone, the job is not
-            _log.exception("the web page ended; the job goes on")
+            _log.exception("the web page ended; the job continues")
 
     def stop(self) -> None:
         self._server.should_exit = True

@@ -78,7 +78,7 @@ def test_show_and_get(savepoint: str) -> None:
         (("state", "get", savepoint, "op", "totl", "u7", "0"), 3, "did you mean 'total'"),
         (("state", "show", savepoint, "op"), 2, "name the state"),
         (("state", "ls", "/nowhere"), 3, "no folder /nowhere"),
-        (("state", "ls", os.path.dirname(savepoint)), 3, "no savepoint, no checkpoint and no job"),
+        (("state", "ls", os.path.dirname(savepoint)), 3, "not a savepoint, a checkpoint or a job"),
     ):
         found, text = call(*args)
         assert (found, words in text) == (code, True), text

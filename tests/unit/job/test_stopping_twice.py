@@ -207,7 +207,7 @@ def test_a_job_that_has_read_nothing_is_not_stopped_and_told_how_to_end_it(tmp_p
     world, gate = World(tmp_path), EpochGate()
     error, ended = stopped(world, gate, SavepointOrder("/sp", "r"))
     assert isinstance(error, CheckpointFailedError)
-    assert "no position to save, and it goes on" in error.message
+    assert "no position to save, and it continues" in error.message
     assert "job.cancel()" in error.message
     assert ended == []
     assert world.files.list("stopping") == []

@@ -250,8 +250,8 @@ def with_state(**changed: Any) -> Callable[[Manifest], Manifest]:
 
 
 IMPOSSIBLE: list[tuple[Callable[[Manifest], Manifest], str]] = [
-    (lambda m: replace(m, spark="../secret"), "'../secret' is no folder of Spark's logs"),
-    (lambda m: replace(m, spark="/etc"), "'/etc' is no folder of Spark's logs"),
+    (lambda m: replace(m, spark="../secret"), "'../secret' is not a folder of Spark's logs"),
+    (lambda m: replace(m, spark="/etc"), "'/etc' is not a folder of Spark's logs"),
     (lambda m: replace(m, max_parallelism=0), "max parallelism of 0"),
     (lambda m: replace(m, max_parallelism=1 << 40), "max parallelism of 1099511627776"),
     (lambda m: replace(m, operators=m.operators * 2), "an operator appears twice"),
@@ -385,7 +385,7 @@ def test_records_that_are_too_large_are_neither_read_nor_written(
         CheckpointStore(files).load(1)
     (tmp_path / "chk-1" / "_metadata").unlink()
     (tmp_path / "chk-1" / "_metadata").symlink_to("/dev/zero")
-    with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it is no regular file"):
+    with pytest.raises(CorruptFileError, match="chk-1/_metadata is refused: it is not a regular file"):
         CheckpointStore(files).load(1)
     monkeypatch.setattr(record_file, "MAX_BODY", 100)
     with pytest.raises(InvalidInputError, match=r"Lower execution\.checkpointing\.data-inline"):

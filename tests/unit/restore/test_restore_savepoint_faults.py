@@ -71,7 +71,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
     refused(Old(), "does not match its checksum", CorruptFileError)
     part.unlink()
     refused(Old(), "is missing", CorruptFileError)
-    with pytest.raises(NotFoundError, match="no savepoint, no checkpoint and no job"):
+    with pytest.raises(NotFoundError, match="not a savepoint, a checkpoint or a job"):
         restored(str(tmp_path), tmp_path / "b", shape_of(harness(Old(), tmp_path / "shape")))
 
 

@@ -96,7 +96,7 @@ def test_positions_of_an_offset_entry() -> None:
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="is no savepoint, no checkpoint and no job"):
+    with pytest.raises(NotFoundError, match="is not a savepoint, a checkpoint or a job"):
         open_snapshot(str(tmp_path))
     (tmp_path / "chk-3").mkdir()
     with pytest.raises(NotFoundError, match="completed there: none"):

@@ -38,7 +38,7 @@ def test_a_tag_is_its_name_and_travels() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(("",), "not empty"), ((3,), "not empty"), (("late",), "needs a type"), (("late", "nonsense"), "nonsense"),
-     (("late", Types.PICKLED_BYTE_ARRAY()), "pickled values are no columns"), (("late", 5), "not int")],
+     (("late", Types.PICKLED_BYTE_ARRAY()), "pickled values cannot be columns"), (("late", 5), "not int")],
 )  # fmt: skip
 def test_tags_that_are_none(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):

@@ -125,7 +125,7 @@ REFUSED = [
     ("nowhere/sp", None, "not-found", "there is no folder {here}/nowhere/sp"),
     ("nobody", None, "not-found", "there is no folder {here}/nobody, and no job 'nobody' in {here}/cairn-data"),
     ("nobody/chk-1", None, "not-found", "there is no folder {here}/nobody, and no job 'nobody'"),
-    ("nothing", None, "not-found", "{here}/nothing is no savepoint, no checkpoint and no job"),
+    ("nothing", None, "not-found", "{here}/nothing is not a savepoint, a checkpoint or a job"),
     (".savepoint-abc.inprogress", None, "not-found", "a savepoint that was never completed"),
     ("harn", None, "invalid-input", f"'harn' is ambiguous: {JOB}, {EMPTY}"),
     (EMPTY, (EMPTY, None), "not-found", f"the job in {{here}}/cairn-data/{EMPTY} has no completed checkpoint"),
@@ -133,7 +133,7 @@ REFUSED = [
     (f"{JOBS}/chk-{UNKNOWN}", (JOB, UNKNOWN), "not-found", f"chk-{UNKNOWN}; completed there: chk-1, chk-2, chk-3"),
     (f"{JOB}/chk-{UNKNOWN}", (JOB, UNKNOWN), "not-found", f"chk-{UNKNOWN}; completed there: chk-1, chk-2, chk-3"),
     (f"{JOBS}/chk-{DISCARDED}", (JOB, DISCARDED), "not-found", f"chk-{DISCARDED}; it is not retained"),
-    (f"{JOBS}/chk-{GONE}", (JOB, GONE), "not-found", "{here}/gone is no savepoint, no checkpoint and no job"),
+    (f"{JOBS}/chk-{GONE}", (JOB, GONE), "not-found", "{here}/gone is not a savepoint, a checkpoint or a job"),
     (f"{JOBS}/chk-1", (JOB, 1), "corrupt-file", "chk-1/_metadata"),
     ("s3://bucket/sp", None, "invalid-input", "directories are local paths or file: URLs"),
 ]
@@ -200,5 +200,5 @@ def test_only_a_job_has_several_checkpoints(place: Path, monkeypatch: pytest.Mon
     for reference in (JOB, JOBS, f"file://{place}/{JOBS}"):
         assert [snapshot.checkpoint_number for snapshot in retained(reference)] == [2, 3]
     for reference in ("sp", f"{JOBS}/chk-2"):
-        with pytest.raises(InvalidInputError, match="is no job's directory"):
+        with pytest.raises(InvalidInputError, match="is not a job directory"):
             retained(reference)

@@ -140,10 +140,10 @@ def test_paths_that_are_not_on_the_allow_list_are_refused(copy: str, path: str) 
         files[0] = msgspec.structs.replace(files[0], path=path)
         return metadata
 
-    refused(copy, redirect, "is no path of a file")
+    refused(copy, redirect, "is not a path of a file")
     source = msgspec.structs.replace(savepoints_of(copy), sources=[SourceFile(path, 1, "0")])
     Path(copy, "_metadata").write_bytes(savepoint_folder.encode_savepoint(source))
-    with pytest.raises(CorruptFileError, match="is no path"):
+    with pytest.raises(CorruptFileError, match="is not a path"):
         open_snapshot(copy)
 
 
@@ -276,7 +276,7 @@ def test_links_and_odd_files_are_refused(copy: str, tmp_path: Path) -> None:
     assert part.name in os.listdir(moved), "what lies outside is not deleted"
     Path(copy).mkdir(exist_ok=True)
     Path(copy, "_metadata").symlink_to("/dev/zero")
-    with pytest.raises(CorruptFileError, match="no regular file"):
+    with pytest.raises(CorruptFileError, match="not a regular file"):
         open_snapshot(copy)
 
 

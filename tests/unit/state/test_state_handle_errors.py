@@ -109,7 +109,7 @@ def test_none_is_no_element(kind: str) -> None:
     }[kind]
     with Lab(ListStateDescriptor("l", "int"), MapStateDescriptor("m", "int", "int")) as lab:
         lab.later("a", step)
-        with pytest.raises(StateTypeError, match="None is no value here"):
+        with pytest.raises(StateTypeError, match="None is not allowed as a value"):
             lab.run_epoch()
 
 

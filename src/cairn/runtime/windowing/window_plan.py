@@ -91,7 +91,7 @@ class WindowPlan:
 
     @property
     def timers(self) -> bool:
-        """Whether time must go on without rows."""
+        """Whether time must advance without rows."""
         untimed = isinstance(self.assigner, (GlobalWindows, CountSlidingWindowAssigner))
         return not (untimed and without_timers(self.trigger))
 

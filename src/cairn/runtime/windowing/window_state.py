@@ -137,7 +137,7 @@ class WindowList(WindowValue):
     def add_all(self, values: Iterable[Any]) -> None:
         added = list(values)
         if any(value is None for value in added):
-            raise StateMisuseError("None is no element of a list state")
+            raise StateMisuseError("None cannot be an element of a list state")
         if added:
             parts = [self._state.fit(value, self._element) for value in added]
             window = self._scope.window

@@ -261,7 +261,7 @@ class SimulatedFileSystem:
 
     def _full(self, path: str) -> str:
         if not path or path[0] == "/" or "\0" in path or (".." in path and ".." in path.split("/")):
-            raise InvalidInputError(f"{path!r} is no path below {self._root}", path=path)
+            raise InvalidInputError(f"{path!r} is not a path below {self._root}", path=path)
         return f"{self._root}/{path}"
 
     def create(self, path: str, data: bytes | memoryview) -> None:
