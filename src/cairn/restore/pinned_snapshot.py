@@ -10,8 +10,9 @@ from dataclasses import replace
 from cairn.errors import NotFoundError
 from cairn.restore.restored_epoch import last_origin
 from cairn.restore.start_request import StartRequest
-from cairn.snapshots.resolver import job_directory, open_snapshot
+from cairn.snapshots.resolver import open_snapshot, possible_folders
 from cairn.snapshots.snapshot import reading
+from cairn.storage import layout
 
 
 @contextmanager
@@ -25,15 +26,31 @@ def pinned(start: StartRequest) -> Iterator[StartRequest]:
     if not settings.restore_path:
         yield start
         return
-    try:
-        snapshot = open_snapshot(settings.restore_path)
-        job = job_directory(settings.restore_path)
-    except NotFoundError:  # whether that is an error depends on what the job started from before
-        yield start
-        return
-    earlier = last_origin(start.files).rpartition("#")[0]
-    if not settings.restore_again and job is not None and os.path.dirname(earlier) == job:
+    earlier = _earlier_snapshot(start)
+    if earlier:
         yield replace(start, settings=replace(settings, restore_path=earlier))
         return
+    snapshot = open_snapshot(settings.restore_path)
     with reading(snapshot):
         yield replace(start, settings=replace(settings, restore_path=snapshot.path))
+
+
+def _earlier_snapshot(start: StartRequest) -> str:
+    """The path of the snapshot that the job goes on from if the settings mean it once more; empty if it restores.
+
+    Decided before the named snapshot is opened: the snapshot, and all of the named job, may be gone by now. Another
+    snapshot that lies at the path now does not count.
+    """
+    if start.settings.restore_again:
+        return ""
+    origin = last_origin(start.files)
+    path = origin.rpartition("#")[0]
+    meant = [path]
+    if layout.checkpoint_number(os.path.basename(path)) is not None:
+        meant.append(os.path.dirname(path))
+    if not set(meant) & set(possible_folders(start.settings.restore_path)):
+        return ""
+    try:
+        return path if open_snapshot(path).origin == origin else ""
+    except NotFoundError:
+        return path

@@ -14,6 +14,7 @@ running jobs. Paths may be relative, begin with `~`, or be `file:` URLs.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 from cairn.config import DEFAULT_DIRECTORY
@@ -60,6 +61,21 @@ def folder_of(reference: str) -> str:
         return folder
     job = os.path.dirname(reference.rpartition(name)[0])
     return os.path.join(_job_folder(job, above), name)
+
+
+def possible_folders(reference: str) -> list[str]:
+    """The folders that a user may mean, whether they exist or not. A job that is gone had its id for a folder name."""
+    try:
+        return [folder_of(reference)]
+    except NotFoundError:
+        folders = [named_folder(reference)]
+    job, _, rest = reference.partition(os.sep)
+    if job and (not rest or layout.checkpoint_number(rest) is not None):
+        root = local_root(DEFAULT_DIRECTORY)
+        folders.append(os.path.normpath(os.path.join(root, job, rest)))
+        with suppress(InvalidInputError):  # no job has such a name
+            folders.append(os.path.normpath(os.path.join(root, layout.slug(job), rest)))
+    return folders
 
 
 def _job_folder(job: str, folder: str) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support.restore_lab import checkpoint_of, harness, restored, shape_of
-from tests.support.web_job import Totals
+from tests.support.web_job import UID, Totals
 
 from cairn.config import Settings
+from cairn.errors import NotFoundError
 from cairn.restore.pinned_snapshot import pinned
+from cairn.restore.recovery import recover
 from cairn.restore.start_request import StartRequest
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 
 
 def request(folder: Path, **settings: Any) -> StartRequest:
-    return StartRequest(LocalFileSystem(str(folder)), "harness", "harness", Settings(**settings), 2, 128, [])
+    return StartRequest(LocalFileSystem(str(folder)), "harness", "harness", Settings(**settings), 2, 128, [UID])
 
 
 def run(folder: Path, number: int) -> str:
@@ -34,10 +39,12 @@ def test_a_checkpoint_is_held_however_it_is_named(tmp_path: Path) -> None:
         with pinned(request(new, restore_path=reference)) as start:
             assert start.settings.restore_path == path
             assert len(store.readers(1)) == 1
-    for reference in ("", f"{folder}/chk-2", str(tmp_path / "nothing")):
-        with pinned(request(new, restore_path=reference)) as start:
-            assert start.settings.restore_path == reference
-            assert store.readers(1) == []
+    with pinned(request(new)) as start:
+        assert start.settings.restore_path == ""
+        assert store.readers(1) == []
+    for reference in (f"{folder}/chk-2", str(tmp_path / "nothing")):
+        with pytest.raises(NotFoundError), pinned(request(new, restore_path=reference)):
+            pass
     assert not (folder / "chk-2").exists()
 
 
@@ -51,3 +58,40 @@ def test_a_job_that_is_named_again_goes_on_if_that_is_configured(tmp_path: Path)
     for again, path in ((True, second), (False, first)):
         with pinned(request(folder, restore_path=str(folder), restore_again=again)) as start:
             assert start.settings.restore_path == path, "the checkpoint that it was started from before means: go on"
+
+
+@pytest.mark.parametrize("reference", ["{jobs}/other", "{jobs}/other/chk-1", "other", "Other", "other/chk-1"])
+@pytest.mark.parametrize("lost", ["checkpoints", "directory"])
+def test_a_job_goes_on_when_what_it_was_started_from_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, lost: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other, folder = tmp_path / "cairn-data" / "other", tmp_path / "job"
+    path = run(other, 1)
+    identity = json.loads((other / "job.json").read_text())
+    (other / "job.json").write_text(json.dumps({**identity, "job_id": "other", "name": "Other"}))
+    with harness(Totals(), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    stood = restored(path, folder, shape, allow_pickled=(f"{UID}.seen", f"{UID}.total")).manifest
+    if lost == "checkpoints":
+        shutil.rmtree(path)
+    else:
+        shutil.rmtree(other)
+    reference = reference.format(jobs=other.parent)
+    with pinned(request(folder, restore_path=reference, restore_again=False)) as start:
+        assert recover(start, now_ms=9000).manifest == stood
+    with pytest.raises(NotFoundError), pinned(request(folder, restore_path=reference, restore_again=True)):
+        pass
+
+
+def test_another_checkpoint_at_the_path_of_the_earlier_one_is_restored(tmp_path: Path) -> None:
+    other, folder = tmp_path / "other", tmp_path / "job"
+    path = run(other, 1)
+    with harness(Totals(), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    restored(path, folder, shape, allow_pickled=(f"{UID}.seen", f"{UID}.total"))
+    shutil.rmtree(other)
+    run(other, 1)
+    newer = run(other, 2)
+    with pinned(request(folder, restore_path=str(other), restore_again=False)) as start:
+        assert start.settings.restore_path == newer
