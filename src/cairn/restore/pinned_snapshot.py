@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from cairn.errors import NotFoundError
 from cairn.restore.restored_epoch import last_origin
 from cairn.restore.start_request import StartRequest
-from cairn.snapshots.resolver import open_snapshot, possible_folders
-from cairn.snapshots.snapshot import reading
+from cairn.snapshots.resolver import job_directory, open_snapshot, possible_folders
+from cairn.snapshots.snapshot import Snapshot, reading
 from cairn.storage import layout
+
+_ATTEMPTS = 5
+"""How often the newest checkpoint of a job is opened before a start fails because the job discards it each time."""
 
 
 @contextmanager
@@ -30,9 +33,24 @@ def pinned(start: StartRequest) -> Iterator[StartRequest]:
     if earlier:
         yield replace(start, settings=replace(settings, restore_path=earlier))
         return
-    snapshot = open_snapshot(settings.restore_path)
-    with reading(snapshot):
+    with ExitStack() as holds:
+        snapshot = _held_snapshot(settings.restore_path, holds)
         yield replace(start, settings=replace(settings, restore_path=snapshot.path))
+
+
+def _held_snapshot(reference: str, holds: ExitStack) -> Snapshot:
+    """Open and hold a snapshot. If a job discards its newest checkpoint in between, the next one is taken."""
+    attempts = _ATTEMPTS if job_directory(reference) is not None else 1
+    while True:
+        attempts -= 1
+        try:
+            snapshot = open_snapshot(reference)
+            holds.enter_context(reading(snapshot))
+        except NotFoundError:
+            if not attempts:
+                raise
+        else:
+            return snapshot
 
 
 def _earlier_snapshot(start: StartRequest) -> str:

@@ -13,9 +13,12 @@ from tests.support.web_job import UID, Totals
 
 from cairn.config import Settings
 from cairn.errors import NotFoundError
+from cairn.restore import pinned_snapshot
 from cairn.restore.pinned_snapshot import pinned
 from cairn.restore.recovery import recover
 from cairn.restore.start_request import StartRequest
+from cairn.snapshots.resolver import open_snapshot
+from cairn.snapshots.snapshot import Snapshot
 from cairn.storage.checkpoint_store import CheckpointStore
 from cairn.storage.filesystem import LocalFileSystem
 
@@ -95,3 +98,42 @@ def test_another_checkpoint_at_the_path_of_the_earlier_one_is_restored(tmp_path:
     newer = run(other, 2)
     with pinned(request(folder, restore_path=str(other), restore_again=False)) as start:
         assert start.settings.restore_path == newer
+
+
+@pytest.mark.parametrize("by_number", [False, True])
+def test_a_newer_checkpoint_is_taken_if_the_newest_is_discarded_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_number: bool
+) -> None:
+    folder, new = tmp_path / "job", tmp_path / "new"
+    first = run(folder, 1)
+    made = []
+
+    def replaced(reference: str) -> Snapshot:
+        """The job completes another checkpoint, and discards the one that was opened, before it is held."""
+        snapshot = open_snapshot(reference)
+        if not made:
+            made.append(run(folder, 2))
+            shutil.rmtree(first)
+        return snapshot
+
+    monkeypatch.setattr(pinned_snapshot, "open_snapshot", replaced)
+    reference = first if by_number else str(folder)
+    if by_number:
+        with pytest.raises(NotFoundError, match="discarded just now"), pinned(request(new, restore_path=reference)):
+            pass
+        return
+    with pinned(request(new, restore_path=reference)) as start:
+        assert start.settings.restore_path == made[0]
+        assert len(CheckpointStore(LocalFileSystem(str(folder))).readers(2)) == 1
+
+
+def test_a_job_that_discards_every_checkpoint_at_once_is_refused_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "job"
+    run(folder, 1)
+    stale = open_snapshot(str(folder))
+    shutil.rmtree(folder / "chk-1")
+    monkeypatch.setattr(pinned_snapshot, "open_snapshot", lambda reference: stale)
+    with pytest.raises(NotFoundError), pinned(request(tmp_path / "new", restore_path=str(folder))):
+        pass
