@@ -14,8 +14,8 @@ from cairn.model.ddl import key_ddl
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.savepoint_records import SavepointMetadata
-from cairn.restore.recovery import Recovered, recover
-from cairn.restore.restore_plan import JobShape
+from cairn.restore.recovery import Recovered, plan_restore, recover
+from cairn.restore.restore_plan import JobShape, RestorePlan
 from cairn.restore.snapshot_origin import note_taken
 from cairn.restore.start_request import Restorer, StartRequest
 from cairn.restore.state_move import LocalMover, Mover
@@ -101,6 +101,15 @@ def restored(
         shape.parallelism, groups, list(shape.operators), restorer=Restorer(lambda: shape, mover or LocalMover()),
     )  # fmt: skip
     return recover(start, now_ms)
+
+
+def planned(path: str, folder: Path, shape: JobShape, name: str = "harness", **settings: Any) -> RestorePlan:
+    """What a start from a snapshot would do."""
+    start = StartRequest(
+        LocalFileSystem(str(folder)), name, name, Settings(restore_path=path, **settings), shape.parallelism, 128,
+        list(shape.operators), restorer=Restorer(lambda: shape, LocalMover()),
+    )  # fmt: skip
+    return plan_restore(start)
 
 
 def newest(folder: Path) -> Manifest:

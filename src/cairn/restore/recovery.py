@@ -23,8 +23,9 @@ from cairn.restore.newest_epoch import (
     refuse_foreign_epochs,
     replacement,
 )
+from cairn.restore.pinned_snapshot import pinned
 from cairn.restore.restore_checks import PlannedRestore, check_directory, check_groups, obstacles
-from cairn.restore.restore_plan import JobShape, RestorePlan, make_plan
+from cairn.restore.restore_plan import RestorePlan, make_plan
 from cairn.restore.restored_epoch import (
     BroughtState,
     Restore,
@@ -36,7 +37,6 @@ from cairn.restore.restored_epoch import (
     publish_restored,
 )
 from cairn.restore.snapshot_origin import made_here
-from cairn.restore.source_logs import COMPACT_INTERVAL
 from cairn.restore.spark_logs import check_logs
 from cairn.restore.start_request import StartRequest
 from cairn.restore.state_move import Target
@@ -112,28 +112,31 @@ def recover(
     return Recovered(identity, run, manifest)
 
 
-def plan_restore(
-    files: LocalFileSystem,
-    name: str,
-    settings: Settings,
-    shape: Callable[[], JobShape],
-    compact_interval: int = COMPACT_INTERVAL,
-) -> RestorePlan:
+def plan_restore(start: StartRequest) -> RestorePlan:
     """What a start from the snapshot that the settings name would do, with everything that would refuse it."""
-    if not settings.restore_path:
+    if not start.settings.restore_path:
         raise InvalidInputError("a plan needs a snapshot to start from: name it with -s PATH")
-    snapshot = open_snapshot(settings.restore_path)
-    identity = load_identity(files)
-    plan = make_plan(snapshot, shape(), settings, own=made_here(snapshot, files))
-    planned = PlannedRestore(files, identity, name, settings, plan, compact_interval)
+    with pinned(start) as pinned_start:
+        return _plan(pinned_start)
+
+
+def _plan(start: StartRequest) -> RestorePlan:
+    files, settings = start.files, start.settings
+    if start.restorer is None:
+        raise InternalError("a restore needs to know the job")
+    continues = (
+        "the job was already started from this snapshot and would continue from its newest epoch, because "
+        "cairn.restore.again is false"
+    )
+    try:
+        snapshot = open_snapshot(settings.restore_path)
+    except NotFoundError as error:  # only a snapshot that the job does not need any more can be missing here
+        raise NotFoundError(f"there is no restore to plan: {continues}. {error.message}", **error.facts) from None
+    plan = make_plan(snapshot, start.restorer.shape(), settings, own=made_here(snapshot, files))
+    planned = PlannedRestore(files, load_identity(files), start.name, settings, plan, start.compact_interval)
     problems = [error.message for error in obstacles(planned)]
-    notes = list(plan.notes)
-    if snapshot.origin == last_origin(files) and not settings.restore_again:
-        notes.insert(
-            0,
-            "the job was already started from this snapshot and would continue from its newest epoch, because "
-            "cairn.restore.again is false",
-        )
+    again = snapshot.origin == last_origin(files) and not settings.restore_again
+    notes = (continues, *plan.notes) if again else plan.notes
     return replace(plan, problems=(*plan.problems, *problems), notes=tuple(notes))
 
 

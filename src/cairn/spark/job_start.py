@@ -94,7 +94,7 @@ def start_job(definition: JobDefinition, name: str) -> JobStart:
     start = _settle(definition, name)
     # 3. `cairn plan` ends here.
     if plan_hooks:
-        plan_hooks[-1](_restore_plan(start))
+        plan_hooks[-1](plan_restore(_request(start, start.context.settings)))
     # 4. Take the job over, and find what it continues from.
     began = time.perf_counter()
     recovered = _recover(start, start.context.settings)
@@ -166,27 +166,25 @@ def _directory(settings: Settings) -> str:
 # Steps 3 and 4: what the job continues from.
 
 
-def _restore_plan(start: JobStart) -> RestorePlan:
-    """What a start from the snapshot that the settings name would do."""
+def _request(start: JobStart, settings: Settings) -> StartRequest:
     job, context = start.definition, start.context
-    return plan_restore(context.files, context.name, context.settings, lambda: _shape(job), _compact_interval(job))
-
-
-def _recover(start: JobStart, settings: Settings, thorough: bool = False) -> Recovered:
-    job, context, files = start.definition, start.context, start.context.files
-
-    def prepare() -> None:
-        check_promises(files)
-        _start_sinks(job, files.root)
-
-    request = StartRequest(
-        files, context.job_id, context.name, settings, settings.parallelism, job.max_parallelism,
+    return StartRequest(
+        context.files, context.job_id, context.name, settings, settings.parallelism, job.max_parallelism,
         [spec.uid for spec in job.operators], compact_interval=_compact_interval(job),
         restorer=Restorer(lambda: _shape(job), SparkMover(job.spark)),
         sources=lambda: _sources(job, final_frame(job.sinks)[0]),
     )  # fmt: skip
-    with pinned(request) as pinned_request:
-        return recover(pinned_request, int(time.time() * 1000), prepare, thorough)
+
+
+def _recover(start: JobStart, settings: Settings, thorough: bool = False) -> Recovered:
+    files = start.context.files
+
+    def prepare() -> None:
+        check_promises(files)
+        _start_sinks(start.definition, files.root)
+
+    with pinned(_request(start, settings)) as request:
+        return recover(request, int(time.time() * 1000), prepare, thorough)
 
 
 def _shape(job: JobDefinition) -> JobShape:

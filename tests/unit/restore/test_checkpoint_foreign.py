@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from tests.support.cli_call import call
 from tests.support.evolving_job import Pickled
-from tests.support.restore_lab import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
+from tests.support.restore_lab import checkpoint_of, harness, newest, planned, restored, savepoint_of, shape_of
 
 from cairn import KeyedProcessFunction, ValueStateDescriptor
 from cairn.config import Settings
@@ -27,7 +27,7 @@ from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import Manifest
 from cairn.model.types import Storage
 from cairn.restore.damage import damage, newest_intact
-from cairn.restore.recovery import Recovered, plan_restore, recover
+from cairn.restore.recovery import Recovered, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.snapshot_origin import made_here
 from cairn.restore.start_request import StartRequest
@@ -148,14 +148,14 @@ def test_a_plan_and_a_start_agree_on_the_pickles_of_an_edited_savepoint(tmp_path
     path = savepoint_of(tmp_path / "a", tmp_path / "sp")
     files = LocalFileSystem(str(tmp_path / "a"))
 
-    def planned() -> tuple[str, ...]:
-        return plan_restore(files, "harness", Settings(restore_path=path), lambda: shape).problems
+    def problems() -> tuple[str, ...]:
+        return planned(path, Path(files.root), shape).problems
 
-    assert planned() == ()
+    assert problems() == ()
     stored = read_savepoint(path)
     Path(path, "_metadata").write_bytes(encode_savepoint(replace(stored, created_ms=stored.created_ms + 1)))
     refused = f"state '{UID}.any' is pickled, and this job did not make the savepoint as it is"
-    (problem,) = planned()
+    (problem,) = problems()
     assert refused in problem
     with pytest.raises(IncompatibleStateError, match=refused):
         restored(path, tmp_path / "a", shape)

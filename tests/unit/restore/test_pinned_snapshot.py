@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.restore_lab import checkpoint_of, harness, restored, shape_of
+from tests.support.restore_lab import checkpoint_of, harness, planned, restored, shape_of
 from tests.support.web_job import UID, Totals
 
 from cairn.config import Settings
@@ -137,3 +137,20 @@ def test_a_job_that_discards_every_checkpoint_at_once_is_refused_in_the_end(
     monkeypatch.setattr(pinned_snapshot, "open_snapshot", lambda reference: stale)
     with pytest.raises(NotFoundError), pinned(request(tmp_path / "new", restore_path=str(folder))):
         pass
+
+
+def test_a_plan_means_the_same_snapshot_as_the_start(tmp_path: Path) -> None:
+    other, folder = tmp_path / "other", tmp_path / "job"
+    first = run(other, 1)
+    with harness(Totals(), tmp_path / "shape") as job:
+        shape = shape_of(job)
+    allowed = (f"{UID}.seen", f"{UID}.total")
+    restored(first, folder, shape, allow_pickled=allowed)
+    second = run(other, 2)
+    assert planned(str(other), folder, shape, allow_pickled=allowed, restore_again=True).snapshot.path == second
+    plan = planned(str(other), folder, shape, allow_pickled=allowed, restore_again=False)
+    assert plan.snapshot.path == first
+    assert "would continue from its newest epoch" in plan.notes[0]
+    shutil.rmtree(first)
+    with pytest.raises(NotFoundError, match="no restore to plan: the job was already started from this snapshot"):
+        planned(str(other), folder, shape, restore_again=False)

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.evolving_job import ROWS, Old
-from tests.support.restore_lab import checkpoint_of, harness, newest, restored, savepoint_of, shape_of
+from tests.support.restore_lab import checkpoint_of, harness, newest, planned, restored, savepoint_of, shape_of
 
 from cairn.config import Settings
 from cairn.coordinator.ports import SystemClock
 from cairn.coordinator.retained_checkpoints import RetainedCheckpoints
 from cairn.errors import CorruptFileError, IncompatibleStateError, NotFoundError
 from cairn.restore.claims import claim, release_claims
-from cairn.restore.recovery import Recovered, plan_restore, recover
+from cairn.restore.recovery import Recovered, recover
 from cairn.restore.restore_plan import JobShape
 from cairn.restore.restored_epoch import next_epoch
 from cairn.restore.start_request import StartRequest
@@ -121,13 +121,13 @@ def a_job(tmp_path: Path) -> tuple[str, JobShape, LocalFileSystem]:
 def test_the_same_restore_given_again_goes_on_where_that_is_wanted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, shape, files = a_job(tmp_path)
+    path, shape, _ = a_job(tmp_path)
     stood = newest(tmp_path / "b")
     again = restored(path, tmp_path / "b", shape, restore_again=False)
     assert again.manifest is not None
     assert again.manifest.commit_id == stood.commit_id
     assert "continues from its newest epoch. To restore it again, leave out" in caplog.text
-    plan = plan_restore(files, "harness", Settings(restore_path=path, restore_again=False), lambda: shape)
+    plan = planned(path, tmp_path / "b", shape, restore_again=False)
     assert "would continue from its newest epoch" in plan.notes[0]
     shutil.rmtree(path)  # a claimed savepoint is gone some day
     assert restored(f"{path}/_metadata", tmp_path / "b", shape, restore_again=False).manifest == stood
@@ -167,7 +167,7 @@ def test_a_restore_that_lacks_a_log_of_its_sources_leaves_the_running_job_alone(
         restored(str(newer), tmp_path / "b", reading)
     assert Runs(files).newest() == run, "nobody took the job over"
     assert sorted(tmp_path.rglob("*")) == there
-    plan = plan_restore(files, "harness", Settings(restore_path=str(newer)), lambda: reading)
+    plan = planned(str(newer), tmp_path / "b", reading)
     assert "it is unknown which files were read" in plan.problems[0]
 
 
@@ -175,8 +175,7 @@ def test_a_plan_says_all_that_a_start_would_refuse(tmp_path: Path) -> None:
     path, shape, _ = a_job(tmp_path)
 
     def problems(folder: str, name: str = "harness", **settings: Any) -> list[str]:
-        where = LocalFileSystem(str(tmp_path / folder))
-        plan = plan_restore(where, name, Settings(restore_path=path, **settings), lambda: shape)
+        plan = planned(path, tmp_path / folder, shape, name, **settings)
         assert plan.document()["possible"] == (not plan.problems)
         return list(plan.problems)
 
@@ -187,9 +186,7 @@ def test_a_plan_says_all_that_a_start_would_refuse(tmp_path: Path) -> None:
     assert "holds no cairn job" in problems("taken")[0]
     assert "belongs to the job 'harness', not to 'other'" in problems("b", name="other")[0]
     chk = checkpoint_of(tmp_path / "b", 1)
-    plan = plan_restore(
-        LocalFileSystem(str(tmp_path / "a")), "harness", Settings(restore_path=chk, claim_mode="CLAIM"), lambda: shape
-    )
+    plan = planned(chk, tmp_path / "a", shape, claim_mode="CLAIM")
     assert "cannot be claimed" in plan.problems[0]
     assert "holds a job already" in plan.problems[1]
     restored(path, tmp_path / "owner", shape, claim_mode="CLAIM")
