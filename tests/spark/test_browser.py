@@ -143,7 +143,7 @@ def test_a_browser_walks_every_page_and_stops_the_job(lab: Lab, job: JobHandle, 
     assert f"cairn savepoint {job.directory}" in dialog.inner_text()
     wide.page.keyboard.press("Enter")
     wide.page.wait_for_function(
-        "() => document.querySelector('#dialog-savepoint .outcome').textContent.startsWith('Written')"
+        "() => document.querySelector('#dialog-savepoint .outcome').textContent.startsWith('Completed: ')"
     )
     assert list((lab.folder / "savepoints").glob("savepoint-*"))
     wide.page.keyboard.press("Escape")

@@ -306,7 +306,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_nothing_changes(lab: Lab) -
         running(lab, **config, execution__state_recovery__path=info.path)
     with pytest.raises(NotFoundError, match="completed there: chk-1"):
         running(lab, **config, execution__state_recovery__path=str(Path(info.path).with_name("chk-9")))
-    with pytest.raises(NotFoundError, match="is no checkpoint"):
+    with pytest.raises(CorruptFileError, match="chk-1"):  # the newest checkpoint of the job
         running(lab, **config, execution__state_recovery__path=job.directory)
     left = {name for name in listing(Path(job.directory)) - before if not name.startswith("runs/")}
     assert left == set()

@@ -257,10 +257,11 @@ def test_bootstrap_from_batch_data(spark: SparkSession, tmp_path: Path) -> None:
     ]
     assert made.lookup("totals", "_timers_event", {"user": 7, "region": "1"})[0] == 7
     assert [op.name for op in made.operators()] == ["Totals"]
-    with pytest.raises(InvalidInputError, match="a key has 2 columns"):
+    with pytest.raises(InvalidInputError, match="give 2 values, not 1"):
         made.lookup("totals", "sum", 7)
-    with pytest.raises(StateTypeError, match="key column 'user'"):
-        made.lookup("totals", "sum", ("7", "1"))
+    assert made.lookup("totals", "sum", ("7", "1")) == made.lookup("totals", "sum", (7, "1"))  # text, as in commands
+    with pytest.raises(InvalidInputError, match="user"):
+        made.lookup("totals", "sum", ("seven", "1"))
     with pytest.raises(NotFoundError, match="did you mean 'totals'"):
         made.states("total")
 

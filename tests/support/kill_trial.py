@@ -44,6 +44,8 @@ class Trial:
         self._write(len(list((self.folder / "input").iterdir())), self.files)
 
     def _write(self, first: int, end: int) -> None:
+        if end <= first:
+            return  # the test writes the input itself
         bounds = [len(self.rows) * number // self.files for number in range(self.files + 1)]
         for number in range(first, end):
             write_file(self.folder / "input", number, self.rows[bounds[number] : bounds[number + 1]])
