@@ -40,11 +40,11 @@ def pinned(start: StartRequest) -> Iterator[StartRequest]:
 
 def _held_snapshot(reference: str, holds: ExitStack) -> Snapshot:
     """Open and hold a snapshot. If a job discards its newest checkpoint in between, the next one is taken."""
-    attempts = _ATTEMPTS if job_directory(reference) is not None else 1
+    attempts = _ATTEMPTS if job_directory(reference, exact=True) is not None else 1
     while True:
         attempts -= 1
         try:
-            snapshot = open_snapshot(reference)
+            snapshot = open_snapshot(reference, exact=True)
             holds.enter_context(reading(snapshot))
         except NotFoundError:
             if not attempts:

@@ -129,7 +129,7 @@ def _plan(start: StartRequest) -> RestorePlan:
         "cairn.restore.again is false"
     )
     try:
-        snapshot = open_snapshot(settings.restore_path)
+        snapshot = open_snapshot(settings.restore_path, exact=True)
     except NotFoundError as error:  # only a snapshot that the job does not need any more can be missing here
         raise NotFoundError(f"there is no restore to plan: {continues}. {error.message}", **error.facts) from None
     plan = make_plan(snapshot, start.restorer.shape(), settings, own=made_here(snapshot, files))
@@ -150,7 +150,7 @@ def _named_snapshot(files: LocalFileSystem, settings: Settings) -> Snapshot | No
         return None
     before = last_origin(files)
     try:
-        snapshot = open_snapshot(settings.restore_path)
+        snapshot = open_snapshot(settings.restore_path, exact=True)
     except NotFoundError:
         if settings.restore_again or before.rpartition("#")[0] != named_folder(settings.restore_path):
             raise

@@ -7,8 +7,8 @@ A snapshot is named by
 - `<job>/chk-<n>`, where `<n>` may also be the number of a savepoint that the job took,
 - a job: its newest completed checkpoint that no restore gave up or, if it retains none, its newest savepoint.
 
-A job is its directory, its name, or the beginning of its id; names are looked up in the default directory and among the
-running jobs. Paths may be relative, begin with `~`, or be `file:` URLs.
+A job is its directory, its name, or its id, of which readers, but not restores, also accept a unique prefix. Names are
+looked up in the default directory and among the running jobs. Paths may be relative, begin with `~` or be `file:` URLs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from cairn.storage.manifest_store import ManifestStore, load_identity
 from cairn.storage.savepoint_folder import holds_savepoint, newest_savepoint, read_savepoint
 
 
-def open_snapshot(reference: str) -> Snapshot:
-    """The snapshot that a user names; only its metadata is read."""
-    folder = folder_of(reference)
+def open_snapshot(reference: str, exact: bool = False) -> Snapshot:
+    """The snapshot that a user names; only its metadata is read. With `exact`, a prefix of an id names no job."""
+    folder = folder_of(reference, exact)
     files = LocalFileSystem(folder)
     if load_identity(files) is not None:
         return _newest_of_job(files)
@@ -49,24 +49,24 @@ def named_folder(reference: str) -> str:
     return os.path.dirname(folder) if os.path.basename(folder) == layout.METADATA else folder
 
 
-def folder_of(reference: str) -> str:
+def folder_of(reference: str, exact: bool = False) -> str:
     """The folder that a user names: of a savepoint, a checkpoint or a job. A `chk-<n>` need not exist."""
     folder = named_folder(reference)
     if os.path.isdir(folder):
         return folder
     above, name = os.path.split(folder)
     if layout.checkpoint_number(name) is None:
-        return _job_folder(reference, folder)
+        return _job_folder(reference, folder, exact)
     if os.path.isdir(above):
         return folder
     job = os.path.dirname(reference.rpartition(name)[0])
-    return os.path.join(_job_folder(job, above), name)
+    return os.path.join(_job_folder(job, above, exact), name)
 
 
 def possible_folders(reference: str) -> list[str]:
-    """The folders that a user may mean, whether they exist or not. A job that is gone had its id for a folder name."""
+    """The folders that a restore may mean, whether they exist or not. The folder of a job is named by its id."""
     try:
-        return [folder_of(reference)]
+        return [folder_of(reference, exact=True)]
     except NotFoundError:
         folders = [named_folder(reference)]
     job, _, rest = reference.partition(os.sep)
@@ -78,13 +78,15 @@ def possible_folders(reference: str) -> list[str]:
     return folders
 
 
-def _job_folder(job: str, folder: str) -> str:
+def _job_folder(job: str, folder: str, exact: bool) -> str:
     """The directory of the job of a name, where there is no such folder."""
     if not job or os.sep in job or job.startswith(("file:", "~")):
         raise NotFoundError(f"there is no folder {folder}", path=folder)
     try:
-        return open_job(job, None)[0].root
-    except NotFoundError:
+        return open_job(job, None, exact)[0].root
+    except NotFoundError as error:
+        if "candidates" in error.facts:
+            raise
         raise NotFoundError(
             f"there is no folder {folder}, and no job '{job}' in {local_root(DEFAULT_DIRECTORY)}",
             path=folder,
@@ -93,9 +95,9 @@ def _job_folder(job: str, folder: str) -> str:
         ) from None
 
 
-def job_directory(reference: str) -> str | None:
+def job_directory(reference: str, exact: bool = False) -> str | None:
     """The directory of the job that a user names; None if it is a savepoint or a checkpoint."""
-    folder = folder_of(reference)
+    folder = folder_of(reference, exact)
     return folder if load_identity(LocalFileSystem(folder)) is not None else None
 
 

@@ -77,7 +77,7 @@ class JobDefinition:
         if settings.restore_path and not settings.max_parallelism and not self._stored_groups:
             with suppress(NotFoundError):  # the start refuses it, unless the job was restored from it before
                 # As in Flink, unless it is set.
-                self._stored_groups = open_snapshot(settings.restore_path).max_parallelism
+                self._stored_groups = open_snapshot(settings.restore_path, exact=True).max_parallelism
         groups = settings.max_parallelism or self._stored_groups or keygroups.default_max_parallelism(parallelism)
         keygroups.validate(parallelism, groups)
         return parallelism, groups

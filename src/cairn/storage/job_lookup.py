@@ -14,10 +14,11 @@ from cairn.storage.manifest_store import JobIdentity, load_identity
 from cairn.storage.running_jobs import running_directories
 
 
-def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdentity]:
+def open_job(job: str, directory: str | None, exact: bool = False) -> tuple[LocalFileSystem, JobIdentity]:
     """The job of a name, an id prefix or a path.
 
     Names are looked up in `directory`; without one, in the default directory and then among the running jobs.
+    With `exact`, a prefix of an id is refused: what changes a job must not take another one after a typing error.
     """
     if os.sep in job or os.path.isdir(job):
         files = LocalFileSystem(local_root(job))
@@ -28,16 +29,16 @@ def open_job(job: str, directory: str | None) -> tuple[LocalFileSystem, JobIdent
     root = local_root(directory or DEFAULT_DIRECTORY)
     own = [os.path.join(root, name) for name in LocalFileSystem(root).folders("")]
     try:
-        return _named(job, own, root)
+        return _named(job, own, root, exact)
     except NotFoundError as error:
         elsewhere = [path for path in running_directories() if path not in own] if directory is None else []
         try:
-            return _named(job, elsewhere, "the directories of running jobs")
-        except NotFoundError:
-            raise error from None
+            return _named(job, elsewhere, "the directories of running jobs", exact)
+        except NotFoundError as other:
+            raise (other if "candidates" in other.facts and "candidates" not in error.facts else error) from None
 
 
-def _named(job: str, places: Sequence[str], where: str) -> tuple[LocalFileSystem, JobIdentity]:
+def _named(job: str, places: Sequence[str], where: str, exact_only: bool) -> tuple[LocalFileSystem, JobIdentity]:
     """The job among these folders that a name or an id prefix means."""
     matches = []
     seen: list[tuple[str, str]] = []
@@ -57,6 +58,15 @@ def _named(job: str, places: Sequence[str], where: str) -> tuple[LocalFileSystem
     meant = [name for name in damaged if name.startswith(job)]  # a job's folder has its id for a name
     if not exact and (job in damaged or (not matches and len(meant) == 1)):
         raise damaged[job if job in damaged else meant[0]]
+    if exact_only and not exact and matches:
+        ids = sorted(identity.job_id for _, identity in matches)
+        verb = "begins" if len(ids) == 1 else "begin"
+        raise NotFoundError(
+            f"there is no job '{job}' in {where}; {', '.join(ids)} {verb} like this, but only a whole name or id is "
+            "accepted here",
+            job=job,
+            candidates=ids,
+        )
     if len(exact) == 1 or (not exact and len(matches) == 1 and not meant):
         return (exact or matches)[0]
     if not matches and not meant:

@@ -108,7 +108,7 @@ def test_a_newer_checkpoint_is_taken_if_the_newest_is_discarded_meanwhile(
     first = run(folder, 1)
     made = []
 
-    def replaced(reference: str) -> Snapshot:
+    def replaced(reference: str, exact: bool = False) -> Snapshot:
         """The job completes another checkpoint, and discards the one that was opened, before it is held."""
         snapshot = open_snapshot(reference)
         if not made:
@@ -134,7 +134,7 @@ def test_a_job_that_discards_every_checkpoint_at_once_is_refused_in_the_end(
     run(folder, 1)
     stale = open_snapshot(str(folder))
     shutil.rmtree(folder / "chk-1")
-    monkeypatch.setattr(pinned_snapshot, "open_snapshot", lambda reference: stale)
+    monkeypatch.setattr(pinned_snapshot, "open_snapshot", lambda reference, exact: stale)
     with pytest.raises(NotFoundError), pinned(request(tmp_path / "new", restore_path=str(folder))):
         pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -127,9 +128,7 @@ REFUSED = [
     ("nobody/chk-1", None, "not-found", "there is no folder {here}/nobody, and no job 'nobody'"),
     ("nothing", None, "not-found", "{here}/nothing is not a savepoint, a checkpoint or a job"),
     (".savepoint-abc.inprogress", None, "not-found", "a savepoint that was never completed"),
-    ("harn", None, "invalid-input", f"'harn' is ambiguous: {JOB}, {EMPTY}"),
     (EMPTY, (EMPTY, None), "not-found", f"the job in {{here}}/cairn-data/{EMPTY} has no completed checkpoint"),
-    ("harness-e", (EMPTY, None), "not-found", f"the job in {{here}}/cairn-data/{EMPTY} has no completed checkpoint"),
     (f"{JOBS}/chk-{UNKNOWN}", (JOB, UNKNOWN), "not-found", f"chk-{UNKNOWN}; completed there: chk-1, chk-2, chk-3"),
     (f"{JOB}/chk-{UNKNOWN}", (JOB, UNKNOWN), "not-found", f"chk-{UNKNOWN}; completed there: chk-1, chk-2, chk-3"),
     (f"{JOBS}/chk-{DISCARDED}", (JOB, DISCARDED), "not-found", f"chk-{DISCARDED}; it is not retained"),
@@ -181,6 +180,42 @@ def test_the_same_is_refused_with_the_same_error(
     assert not (tmp_path / "new").exists()
     if shown is not None:
         assert outcome(of_web, web, *shown) == refused
+
+
+@pytest.mark.parametrize(
+    ("prefix", "read", "candidates"),
+    [
+        ("harn", ("invalid-input", f"'harn' is ambiguous: {JOB}, {EMPTY}"), f"{JOB}, {EMPTY} begin like this"),
+        ("harness-e", ("not-found", f"{EMPTY} has no completed checkpoint"), f"{EMPTY} begins like this"),
+        ("pay", ("opened", "payments/chk-3"), "payments begins like this"),
+        ("pay/chk-2", ("opened", "payments/chk-2"), "payments begins like this"),
+    ],
+)
+def test_a_prefix_of_an_id_is_for_readers_only(
+    place: Path,
+    shape: JobShape,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prefix: str,
+    read: Outcome,
+    candidates: str,
+) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(place / "cairn-data", here / "cairn-data")
+    payments = here / "cairn-data" / "payments"
+    shutil.copytree(here / JOBS, payments)
+    identity = json.loads((payments / "job.json").read_text())
+    (payments / "job.json").write_text(json.dumps({**identity, "job_id": "payments", "name": "Payments"}))
+    monkeypatch.chdir(here)
+    code, words = outcome(of_command_line, prefix)
+    assert code == read[0]
+    assert read[1] in words
+    assert outcome(of_offline_api, prefix) == (code, words)
+    code, words = outcome(of_restore, prefix, tmp_path / "new", shape)
+    assert code == "not-found"
+    assert candidates in words
+    assert "only a whole name or id is accepted" in words
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_job_without_checkpoints_stands_for_its_newest_savepoint(tmp_path: Path) -> None:
