@@ -152,24 +152,18 @@ class Publisher:
         recovered: Recovered,
         sinks: Sequence[dict[str, str]],
         graph: Sequence[dict[str, Any]],
-        path: str,
         duration_ms: float,
     ) -> None:
-        """A run begins. `path` is the snapshot that the user starts it from, empty if there is none."""
+        """A run begins."""
         manifest, run = recovered.manifest, recovered.run
         self.look(now=True)
         with self._lock:
             self._rows, self._run, url = None, run.run, self._url
         self.recorder.begin(run.run)
-        restored = manifest is not None and manifest.run == run.run and manifest.restored > 0
-        origin = "start" if manifest is None else "resume"
-        if manifest is not None and manifest.run == run.run and (restored or path):
-            named = os.path.basename(path.rstrip("/"))
-            origin = "checkpoint" if not path or named.startswith("chk-") else "savepoint"
         facts: dict[str, Any] = {
-            "from": origin,
-            "path": path,
-            "checkpoint": manifest.restored if manifest is not None and origin in ("checkpoint", "savepoint") else 0,
+            "from": recovered.restored_kind or ("start" if manifest is None else "resume"),
+            "path": recovered.restored_path,
+            "checkpoint": manifest.restored if manifest is not None and recovered.restored_kind else 0,
             "epoch": manifest.epoch if manifest is not None else -1,
             "parallelism": run.parallelism,
             "duration_ms": round(duration_ms, 1),

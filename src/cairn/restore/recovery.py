@@ -58,6 +58,9 @@ class Recovered:
     identity: JobIdentity
     run: RunRecord
     manifest: Manifest | None
+    restored_kind: str = ""
+    """`checkpoint` or `savepoint` if this run restored one."""
+    restored_path: str = ""
 
 
 def recover(
@@ -109,7 +112,9 @@ def recover(
         _log.info("job %s, run %d: starting with empty state", start.name, run.run)
     if marked:
         files.delete(layout.DAMAGED)
-    return Recovered(identity, run, manifest)
+    if restore is None:
+        return Recovered(identity, run, manifest)
+    return Recovered(identity, run, manifest, restore.snapshot.kind, restore.snapshot.path)
 
 
 def plan_restore(start: StartRequest) -> RestorePlan:

@@ -109,11 +109,11 @@ def start_job(definition: JobDefinition, name: str) -> JobStart:
     def restart(thorough: bool) -> None:
         since = time.perf_counter()
         next_recovered = _recover(start, again, thorough)
-        _publish(start, next_recovered, graph, "", (time.perf_counter() - since) * 1000)
+        _publish(start, next_recovered, graph, (time.perf_counter() - since) * 1000)
         _start_run(start, next_recovered, again, graph)
 
     start.supervisor.starter = RunStarter(restart, lambda: _close_sinks(definition))
-    _publish(start, recovered, graph, settings.restore_path, spent_ms)
+    _publish(start, recovered, graph, spent_ms)
     announce_discards(CheckpointStore(start.context.files), name, recovered, settings.checkpoints)
     _start_run(start, recovered, settings, graph)
     return start
@@ -240,11 +240,9 @@ def _graph(job: JobDefinition) -> list[dict[str, Any]]:
     return topology(ends, job.operators, job.functions)
 
 
-def _publish(
-    start: JobStart, recovered: Recovered, graph: Sequence[dict[str, Any]], path: str, spent_ms: float
-) -> None:
+def _publish(start: JobStart, recovered: Recovered, graph: Sequence[dict[str, Any]], spent_ms: float) -> None:
     sinks = [{"uid": attached.sink.uid, "kind": attached.sink.kind} for attached in start.definition.sinks]
-    start.publisher.started(recovered, sinks, graph, path, spent_ms)
+    start.publisher.started(recovered, sinks, graph, spent_ms)
 
 
 def _start_run(start: JobStart, recovered: Recovered, settings: Settings, graph: Sequence[dict[str, Any]]) -> None:
