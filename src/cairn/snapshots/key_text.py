@@ -1,4 +1,4 @@
-"""Reads keys from text, for `cairn state get`, the web page and `Savepoint.lookup` alike.
+"""Reads keys from text, and writes them as such text, for `cairn state get`, the web page and `Savepoint.lookup` alike.
 
 A key is one text for each key column. Several columns may also be one text: values with commas between them, or a JSON
 list, which can hold values that contain commas. The text of a column is
@@ -41,6 +41,24 @@ def parse_key(operator: SnapshotOperator, key: Any) -> list[Any]:
         except StateTypeError as error:
             raise StateTypeError(f"operator '{operator.uid}', key column '{name}': {error.message}") from None
     return values
+
+
+def format_key(values: Sequence[Any]) -> str:
+    """The values of the key columns as one text, which `parse_key` reads as the same key."""
+    texts = [_text(value) for value in values]
+    if len(texts) > 1 and (texts[0].startswith("[") or any("," in text for text in texts)):
+        return json.dumps(texts, ensure_ascii=False)
+    return ",".join(texts)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if isinstance(value, dt.date):  # a datetime is one, too
+        return value.isoformat()
+    return str(value)
 
 
 def _by_column(operator: SnapshotOperator, key: Any) -> Sequence[Any]:

@@ -20,6 +20,7 @@ from cairn.errors import CorruptFileError, NotFoundError
 from cairn.model.keygroups import KeyGroupRange
 from cairn.quantities import shell_word
 from cairn.snapshots.difference import Difference, Side, StatePair, TooManyRows, compared, state_pairs
+from cairn.snapshots.key_text import format_key
 from cairn.snapshots.lookup import as_python, find_rows
 from cairn.snapshots.resolver import retained
 from cairn.snapshots.snapshot import Snapshot, SnapshotOperator, SnapshotState, first_rows
@@ -28,7 +29,8 @@ from cairn.view.job_reader import unevenness
 MOST_ROWS = 200_000
 KEYS_PER_GROUP = 10
 """With fewer keys for each key group, the skew is not known."""
-_SHOWN = 500
+LONGEST_TEXT = 500
+"""Characters of keys and values that are shown. What is cut off is longer than this, since it says so."""
 _HIDDEN = "(hidden)"
 _SAMPLES = 5
 """Samples of each kind of difference."""
@@ -147,8 +149,8 @@ def _biggest(state: SnapshotState, table: pa.Table, count: int = 10) -> list[tup
 
 
 def shown_key(values: Sequence[Any]) -> str:
-    """A key as it can be typed into the lookup."""
-    return shown(values[0]) if len(values) == 1 else ",".join(shown(value) for value in values)
+    """A key as it can be typed into the lookup, unless its text is longer than `LONGEST_TEXT`: then it is cut off."""
+    return shown(format_key(values))
 
 
 def shown(value: Any) -> str:
@@ -162,7 +164,7 @@ def shown(value: Any) -> str:
             text = json.dumps(value, ensure_ascii=False, default=str)
         except (TypeError, ValueError):
             text = str(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text)} characters)"
 
 
 def get_command(snapshot: Snapshot, operator: SnapshotOperator, state: str, text: str) -> str:
@@ -240,7 +242,8 @@ def _samples(pair: StatePair, part: Difference) -> dict[str, list[tuple[str, str
             return []
         names, value = side.state.identity, side.state.columns.value
         picked = table.slice(0, _SAMPLES).to_pylist()
-        return [(shown_key([row[name] for name in names]), shown(row[value] if value else "")) for row in picked]
+        keys = [",".join(shown(row[name]) for name in names) for row in picked]  # with the keys of maps, of any type
+        return [(key, shown(row[value] if value else "")) for key, row in zip(keys, picked, strict=True)]
 
     changed = zip(rows(pair.before, part.before), rows(pair.after, part.after), strict=True)
     return {

@@ -230,6 +230,7 @@ def state_facts(job: JobView, checkpoint: str, uid: str, state: str, key: str, m
     facts: dict[str, Any] = {
         "choices": choices, "number": number, "snapshot": None, "operator": None, "summaries": [], "key": key,
         "state": state, "found": None, "history": [], "problem": None, "sample": [], "bars": charts.bars,
+        "longest_text": states.LONGEST_TEXT,
     }  # fmt: skip
     try:
         snapshot = rest_api.snapshot_of(job, number)

@@ -20,11 +20,11 @@ from cairn.cli.output import Output
 from cairn.errors import CairnError, InvalidInputError, StateTypeError
 from cairn.model.descriptors import ValueStateDescriptor
 from cairn.model.functions import KeyedProcessFunction
-from cairn.snapshots.key_text import parse_key
+from cairn.snapshots.key_text import format_key, parse_key
 from cairn.snapshots.resolver import open_snapshot
 from cairn.snapshots.snapshot import SnapshotOperator
 from cairn.testing.keyed_harness import UID, KeyedProcessHarness
-from cairn.view.state_browser import Masks, lookup
+from cairn.view.state_browser import Masks, lookup, sample, summaries
 
 MOMENT = dt.datetime(2026, 5, 4, 12, 30, tzinfo=dt.UTC)
 COLUMNS: dict[str, tuple[Any, list[str], list[str]]] = {
@@ -52,9 +52,20 @@ class Seen(KeyedProcessFunction):
         yield ("",)
 
 
-def keyed(folder: Path, columns: str, key_by: list[str], row: tuple[Any, ...]) -> str:
-    """A checkpoint with the state 7 of one key."""
-    made = KeyedProcessHarness(Seen(), key_by, columns, "out string", state_dir=folder)
+class Texts(KeyedProcessFunction):
+    def open(self, runtime_context: Any) -> None:
+        self.seen = runtime_context.get_state(ValueStateDescriptor("seen", "string"))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.seen.update("seven")
+        yield ("",)
+
+
+def keyed(
+    folder: Path, columns: str, key_by: list[str], row: tuple[Any, ...], function: KeyedProcessFunction | None = None
+) -> str:
+    """A checkpoint with the state of one key: 7, unless another function is given."""
+    made = KeyedProcessHarness(function or Seen(), key_by, columns, "out string", state_dir=folder)
     with made as job:
         job.push(row)
         job.run_epoch()
@@ -114,6 +125,40 @@ def test_all_readers_take_several_columns_in_one_text_or_many(tmp_path: Path) ->
         assert refused[0] == "invalid-input", text
         assert outcome(of_page, path, text) == refused
         assert outcome(of_api, path, text) == refused
+
+
+ROUND = {
+    "string": ["", "a", "a,b", "[", '["a"]', " a ", "0x1", "é\n"],
+    "bigint": [-5, 2**63 - 1],
+    "double": [2.5, 1e300, float("inf"), -0.1],
+    "boolean": [True, False],
+    "date": [MOMENT.date()],
+    "timestamp": [MOMENT, MOMENT.replace(microsecond=7)],
+    "timestamp_ntz": [MOMENT.replace(tzinfo=None)],
+    "decimal(30,2)": [Decimal("2.50"), Decimal("-0.01"), Decimal("1E+20")],
+    "binary": [b"", b"\xca\xfe", b"a,b", bytes(40)],
+}
+
+
+def test_what_is_written_is_read_as_the_same_key() -> None:
+    for ddl, values in ROUND.items():
+        one = SnapshotOperator("op", "op", 1, f"k {ddl}")
+        for value in values:
+            assert parse_key(one, format_key([value])) == [value]
+            for other, others in ROUND.items():
+                two = SnapshotOperator("op", "op", 1, f"a {ddl}, b {other}")
+                for second in others:
+                    assert parse_key(two, format_key([value, second])) == [value, second], (ddl, other)
+
+
+@pytest.mark.parametrize(("ddl", "key"), [(ddl, key) for ddl, (key, *_) in COLUMNS.items()], ids=list(COLUMNS))
+def test_the_biggest_keys_can_be_looked_up(tmp_path: Path, ddl: str, key: Any) -> None:
+    path = keyed(tmp_path / "job", f"k {ddl}, other string", ["k", "other"], (key, "x, y"), Texts())
+    snapshot = open_snapshot(path)
+    (told,) = summaries(snapshot, UID, Masks())
+    ((text, _),) = told.biggest
+    assert lookup(snapshot, UID, "seen", text, Masks()).present
+    assert [shown for shown, _ in sample(snapshot, UID, "seen", 3, Masks())] == [text]
 
 
 def test_keys_that_fit_no_column_are_refused() -> None:

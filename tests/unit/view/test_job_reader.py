@@ -261,7 +261,7 @@ def test_more_rows_than_a_page_counts_are_not_compared(job: Path, monkeypatch: p
 
 
 def test_what_is_cut_for_the_page_is_compared_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_browser, "_SHOWN", 0)
+    monkeypatch.setattr(state_browser, "LONGEST_TEXT", 0)
     older, newer = (open_snapshot(str(job / name)) for name in ("chk-2", "chk-4"))
     found = {d.state: d for d in state_browser.compare(older, newer, state_browser.Masks())}
     assert (found["total"].changed, found["seen"].added) == (7, 40)
