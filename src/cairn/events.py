@@ -7,6 +7,11 @@ publishes on a bus of its own, a job forwards that to its bus, and the buses of 
 
 Sinks and claims listen to the first, the journal and epoch listeners to the second, the command line to the third. The
 events of a job's life are in `job/job_events.py`.
+
+An event reaches the listeners of the process after all those of the job: by then `JobHandle.epochs()` has the epoch,
+and the journal has been told. The end of a job comes in this order: the note of the running job is removed, the journal
+and the other listeners of the job hear of `JobEnded`, the status becomes final, the listeners of the process hear of
+it, and those who wait for the job go on.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ class JobRestarting(JobEvent):
 
 @dataclass(frozen=True)
 class JobEnded(JobEvent):
-    """The job is over. It is published before those who wait for the job continue."""
+    """The job is over. It is published before those who wait for the job continue.
+
+    The status is final for listeners of the process; listeners of the job, the journal among them, hear of it before.
+    """
 
     job: ObservedJob
     closing: JobState

@@ -26,7 +26,7 @@ Users see Flink's words, `JobStatus`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 from cairn.errors import InternalError
@@ -115,6 +115,7 @@ class LifeCycle:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._state = JobState.CREATED
+        self._telling = False
 
     @property
     def state(self) -> JobState:
@@ -122,9 +123,15 @@ class LifeCycle:
             return self._state
 
     @property
-    def over(self) -> bool:
-        """Whether the job has ended, and nothing more will happen to it."""
+    def ended(self) -> bool:
+        """Whether the job is in its last state."""
         return not TRANSITIONS[self.state]
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, and nothing more will happen to it: its end has been told, too."""
+        with self._changed:
+            return self._is_over()
 
     def enter(self, state: JobState) -> bool:
         """Change the state. False, and no change, if a user has requested the end of the job before.
@@ -147,10 +154,18 @@ class LifeCycle:
             self._set(state)
             return True
 
-    def close(self) -> None:
-        """Enter the last state: the job has been closed."""
+    def close(self, tell: Callable[[], object] = lambda: None) -> None:
+        """Enter the last state: the job has been closed. Those who wait for its end go on once `tell` has returned."""
         with self._changed:
-            self._set(end_of(self._state))
+            end = end_of(self._state)
+            self._telling = True
+            self._set(end)
+        try:
+            tell()
+        finally:
+            with self._changed:
+                self._telling = False
+                self._changed.notify_all()
 
     def has_left(self, state: JobState, timeout: float) -> bool:
         """Wait until the job is in another state, at most `timeout` seconds."""
@@ -160,7 +175,10 @@ class LifeCycle:
     def wait_until_over(self, timeout: float) -> bool:
         """Wait for the end of the job, at most `timeout` seconds; whether it has ended."""
         with self._changed:
-            return self._changed.wait_for(lambda: not TRANSITIONS[self._state], timeout)
+            return self._changed.wait_for(self._is_over, timeout)
+
+    def _is_over(self) -> bool:
+        return not TRANSITIONS[self._state] and not self._telling
 
     def _set(self, state: JobState) -> None:
         self._state = state

@@ -53,7 +53,6 @@ class Supervisor:
         self.life = LifeCycle()
         self.gate = EpochGate()
         self.events = EventBus()
-        self.events.subscribe(JobEvent, PROCESS_EVENTS.publish)
         self.reports = EpochHistory(self.events)
         self.retention = CheckpointRetention(context)
         self.current: JobRun | None = None
@@ -73,19 +72,24 @@ class Supervisor:
         first = self.current is None
         run.parts = parts
         self.current = run
-        parts.coordinator.events.subscribe(CheckpointCompleted, self.events.publish)
+        parts.coordinator.events.subscribe(CheckpointCompleted, self._publish)
         if not self.life.enter(JobState.RUNNING):
             run.stop_query()
         if first:
             note_running(self.context.directory)
-        self.events.publish(JobStarted(self))
+        self._publish(JobStarted(self))
         if first:
             name = f"cairn-supervisor-{self.context.job_id}"
             threading.Thread(target=self.supervise, name=name, daemon=True).start()
 
     def epoch_committed(self, report: EpochReport) -> None:
         """Called by the epoch loop, on the stream's thread."""
-        self.events.publish(EpochCommitted(self, report))
+        self._publish(EpochCommitted(self, report))
+
+    def _publish(self, event: JobEvent) -> None:
+        """Tell the listeners of the job, and those of the process once the former have it."""
+        self.events.publish(event)
+        PROCESS_EVENTS.publish(event)
 
     # What users call.
 
@@ -94,7 +98,7 @@ class Supervisor:
 
     def exception(self) -> CairnError | None:
         """Why the job failed; None while it runs or when it ended well."""
-        return self._failure if self.life.over else None
+        return self._failure if self.life.ended else None
 
     def await_end(self, timeout: float | None, interrupted: Callable[[], bool]) -> bool:
         """Wait for the end of the job; False if it has not come in time. `KeyboardInterrupt` once `interrupted()`."""
@@ -142,10 +146,12 @@ class Supervisor:
             self.retention.keep_all()
             if not self.life.enter(JobState.FAILING):
                 failure = None
+        self._failure = failure
+        end = JobEnded(self, self.life.state, failure)
         try:
-            self._close(failure)
+            self._close(end)
         finally:
-            self.life.close()
+            self.life.close(lambda: PROCESS_EVENTS.publish(end))
 
     def _until_down(self) -> CairnError | None:
         """See one run after the other end. Returns why the job stays down; None if it ended well or on request."""
@@ -187,7 +193,7 @@ class Supervisor:
             if delay is None:
                 return failure
             _log.warning("job %s failed and is restarted in %d ms: %s", self.context.name, delay, failure)
-            self.events.publish(JobRestarting(self, failure))
+            self._publish(JobRestarting(self, failure))
             if self.life.has_left(JobState.RESTARTING, delay / 1000):
                 return failure
             run.settle(job_is_over=False)
@@ -204,23 +210,22 @@ class Supervisor:
                 failure = run.query.why_unreachable(error) or refused
         return failure
 
-    def _close(self, failure: CairnError | None) -> None:
+    def _close(self, end: JobEnded) -> None:
         """Do what follows the last run. An error in a step changes neither the other steps nor how the job ended."""
-        run, closing = self.current, self.life.state
-        self._failure = failure
+        run = self.current
         if run is None:
             return
 
         def tell() -> None:
-            if closing is JobState.FINISHING:
+            if end.closing is JobState.FINISHING:
                 tell_end(self.context.name, run.restored_epoch, len(self.reports))
-            self.events.publish(JobEnded(self, closing, failure))
+            self.events.publish(end)
 
         steps: tuple[Callable[[], None], ...] = (
             run.end_checkpoints,
-            lambda: self.retention.apply(run.number, closing is JobState.CANCELING, failure),
-            tell,
+            lambda: self.retention.apply(run.number, end.closing is JobState.CANCELING, end.failure),
             lambda: forget_running(self.context.directory),
+            tell,
         )
         for step in steps:
             try:

@@ -245,6 +245,33 @@ def test_events_of_a_job_reach_its_listeners_and_those_of_the_process(job: Job) 
     assert kinds == [JobStarted, EpochCommitted, CheckpointCompleted, JobRestarting, JobStarted, JobEnded]
 
 
+def test_the_process_hears_of_what_the_job_has_noted_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tmp_path, "none")
+    heard: list[tuple[str, object]] = []
+    monkeypatch.setattr("cairn.job.supervisor.forget_running", lambda directory: job.done.append("forgotten"))
+
+    def hear(event: JobEvent) -> None:
+        if isinstance(event, EpochCommitted):
+            heard.append(("epoch", [len(job.handle.epochs()), job.done[-1]]))
+        if isinstance(event, JobEnded):
+            heard.append(("ended", [*job.done[-2:], job.handle.status(), type(job.handle.exception())]))
+            assert not job.supervisor.life.wait_until_over(0.01), "who waits for the end goes on after that"
+
+    PROCESS_EVENTS.subscribe(JobEvent, hear)
+    try:
+        job.start()
+        job.supervisor.epoch_committed(EpochReport(0, 10, 5, 3, 3, 100, 12.5, 0, 0))
+        job.queries[0].end(EpochFailedError("it broke"))
+        with pytest.raises(EpochFailedError):
+            job.handle.await_termination(PATIENCE)
+    finally:
+        PROCESS_EVENTS.unsubscribe(hear)
+    assert heard == [
+        ("epoch", [1, "EpochCommitted"]),
+        ("ended", ["forgotten", "JobEnded", JobStatus.FAILED, EpochFailedError]),
+    ]
+
+
 def test_nothing_can_be_asked_of_a_job_that_does_not_run(job: Job) -> None:
     for ask in (job.handle.trigger_checkpoint, job.handle.trigger_savepoint, job.handle.stop_with_savepoint):
         with pytest.raises(CheckpointFailedError, match="is not running, so there is nothing to"):
