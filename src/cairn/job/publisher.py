@@ -18,7 +18,7 @@ from cairn.model.checkpoint_records import CheckpointInfo
 from cairn.restore.recovery import Recovered
 from cairn.runtime.user_code_location import MOST_TEXT
 from cairn.storage.filesystem import FileSystem
-from cairn.storage.liveness import is_alive
+from cairn.storage.liveness import SECONDS_MS, is_alive
 from cairn.storage.run_records import RunRecord, Runs
 from cairn.view.job_lives import next_life
 from cairn.view.job_reader import JobReader
@@ -176,12 +176,16 @@ class Publisher:
         self._note_address(run.run, url)
 
     def _life(self, run: RunRecord) -> dict[str, Any]:
-        """Whether this run comes after a failure. One whose process lives on was not lost but taken over."""
+        """Whether this run comes after a failure. One whose process lives on was not lost but taken over.
+
+        A container that is started again gives its process the same number within seconds, which must not count as
+        living on, so the clock is trusted here.
+        """
         try:
             events, before = self._journal.events(), Runs(self._files).record(run.run - 1)
         except CairnError:  # statistics only; the journal logs what cannot be written
             events, before = [], None
-        lives_on = before is not None and is_alive(before.host, before.pid, before.started_ms)
+        lives_on = before is not None and is_alive(before.host, before.pid, before.started_ms, SECONDS_MS)
         return next_life(events, bool(lives_on), run.started_ms)
 
     def watch(self, rows: RowReports) -> None:

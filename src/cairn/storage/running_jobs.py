@@ -2,7 +2,8 @@
 
 Notes are hints and never trusted: whoever reads one looks into the directory that it names, as if it had been typed. A
 job writes one when it starts and removes it when it ends; one that is left by a crash is removed by whoever finds that
-its directory or its process is gone. CAIRN_REGISTRY=0 writes and reads none.
+its directory or its process is gone, but never while a process of its number exists. CAIRN_REGISTRY=0 writes and
+reads none.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import hashlib
 import json
 import os
 import socket
-import time
 from contextlib import suppress
 from typing import Any
 
 from cairn.errors import CorruptFileError
 from cairn.storage import layout, regular_files
-from cairn.storage.liveness import boot_id, is_alive
+from cairn.storage.liveness import ProcessMark
 
 SWITCH = "CAIRN_REGISTRY"
 MOST = 1000
@@ -44,13 +44,8 @@ def note_running(directory: str) -> None:
     if not _enabled():
         return
     path = _path(directory)
-    note = {
-        "directory": directory,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "noted_ms": int(time.time() * 1000),
-        "boot": boot_id(),
-    }
+    own = ProcessMark.own()
+    note = {"directory": directory, "pid": own.pid, "host": own.host, "boot": own.boot, "ticks": own.ticks}
     with suppress(OSError):
         os.makedirs(folder(), mode=0o700, exist_ok=True)
         unfinished = f"{path}.{os.getpid()}.tmp"
@@ -85,11 +80,13 @@ def running_directories() -> list[str]:
         directory = note.get("directory")
         if not isinstance(directory, str) or not os.path.isabs(directory) or "\0" in directory:
             continue
-        if not os.path.isfile(os.path.join(directory, layout.JOB)) or _is_gone(note):
+        process = _process(note)
+        alive = process.is_alive() if process is not None else None
+        if os.path.isfile(os.path.join(directory, layout.JOB)) and alive is not False:
+            directories.add(directory)
+        elif process is None or not process.exists():
             with suppress(OSError):
                 os.unlink(path)
-            continue
-        directories.add(directory)
     return sorted(directories)
 
 
@@ -101,10 +98,10 @@ def _read(path: str) -> dict[str, Any] | None:
     return note if isinstance(note, dict) else None
 
 
-def _is_gone(note: dict[str, Any]) -> bool:
-    """Whether the process of a note is gone. Notes of older releases have neither a time nor a boot id."""
-    pid, noted_ms = note.get("pid"), note.get("noted_ms")
+def _process(note: dict[str, Any]) -> ProcessMark | None:
+    """The process of a note. Notes of older releases have no ticks."""
+    pid, ticks = note.get("pid"), note.get("ticks")
     if not isinstance(pid, int):
-        return False
-    known_ms = noted_ms if isinstance(noted_ms, int) else None
-    return is_alive(str(note.get("host")), pid, known_ms, str(note.get("boot") or "")) is False
+        return None
+    known = ticks if isinstance(ticks, int) else None
+    return ProcessMark(str(note.get("host")), pid, str(note.get("boot") or ""), known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +80,26 @@ def test_notes_of_the_dead_are_removed(place: Path) -> None:
     assert note.exists(), "it is another process's"
     assert running_jobs.running_directories() == []
     assert not note.exists()
+
+
+def test_notes_of_the_living_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_job(place / "far", ended="")
+    running_jobs.note_running(str(folder))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 7 * 24 * 3600)
+    assert running_jobs.running_directories() == [str(folder)], "the clock was set"
+    (note,) = Path(running_jobs.folder()).iterdir()
+    told = json.loads(note.read_text())
+    for changes, found in (
+        ({"ticks": told["ticks"] - 1}, []),
+        ({"boot": "an earlier boot"}, []),
+        ({"ticks": None, "boot": "an earlier boot"}, [str(folder)]),
+        ({"ticks": None, "noted_ms": 1}, [str(folder)]),
+        ({"directory": str(place / "away")}, []),
+    ):
+        note.write_text(json.dumps({**told, **changes}))
+        assert running_jobs.running_directories() == found, changes
+        assert note.exists(), "a process has the number"
 
 
 def test_notes_can_be_switched_off_and_cost_nothing_where_they_cannot_be_written(
