@@ -139,7 +139,8 @@ def _now() -> int:
 def watched() -> Iterator[RunEvents]:
     """Prints the events of all jobs of this process. What the script prints goes to stderr, so that stdout is JSON."""
     events = RunEvents(sys.stdout)
-    PROCESS_EVENTS.subscribe(JobEvent, events.hear)
+    for kind in _NAMES:  # not `JobEvent`: the progress of a restore is measured only if somebody hears of it
+        PROCESS_EVENTS.subscribe(kind, events.hear)
     try:
         with redirect_stdout(sys.stderr):
             yield events

@@ -18,11 +18,11 @@ from tests.support.web_job import make_job
 
 from cairn.cli.common import arranged
 from cairn.cli.output import Output, problem_document
-from cairn.cli.run_events import RunEvents
+from cairn.cli.run_events import RunEvents, watched
 from cairn.config import Settings
 from cairn.coordinator.epoch_loop import EpochReport
 from cairn.errors import UserFunctionError
-from cairn.events import CheckpointCompleted, StateMoved
+from cairn.events import PROCESS_EVENTS, CheckpointCompleted, StateMoved
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.job_context import JobContext
 from cairn.job.job_events import EpochCommitted, JobEnded, JobRestarting, JobStarted
@@ -189,6 +189,14 @@ def test_what_happens_is_told_in_lines_and_summed_up(tmp_path: Path) -> None:
     (sums,) = summary["jobs"]
     assert (sums["epoch"], sums["epochs"], sums["rows_in"], sums["rows_out"]) == (6, 2, 20, 10)
     assert (sums["state"], sums["checkpoint"], sums["restarts"]) == ("FAILED", str(tmp_path / "chk-3"), 1)
+
+
+def test_only_what_is_printed_is_asked_for() -> None:
+    with watched():
+        assert PROCESS_EVENTS.has_listeners(EpochCommitted)
+        assert PROCESS_EVENTS.has_listeners(CheckpointCompleted)
+        assert not PROCESS_EVENTS.has_listeners(StateMoved), "its progress costs something"
+    assert not PROCESS_EVENTS.has_listeners(EpochCommitted)
 
 
 def test_stdout_of_a_run_is_json_only(tmp_path: Path) -> None:
