@@ -6,7 +6,7 @@ list, which can hold values that contain commas. The text of a column is
 - a number, `true` or `false`, or the text itself, by the type of the column,
 - ISO 8601 for dates and timestamps; a timestamp without a time zone is in UTC,
 - hexadecimal (`0xcafe` or `cafe`) or base64 (`base64:yv4=` or `yv4=`) for binary columns. What could be both is
-  hexadecimal, unless it has the prefix `base64:`.
+  hexadecimal, unless it has the prefix `base64:`. After `0x` there is nothing but hexadecimal, without blanks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import base64
 import datetime as dt
 import decimal
 import json
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from cairn.snapshots.snapshot import SnapshotOperator
 
 _SHOWN = 80
 _BASE64 = "base64:"
+_HEX = "0x"
 
 
 def parse_key(operator: SnapshotOperator, key: Any) -> list[Any]:
@@ -125,7 +127,9 @@ def _value(dtype: DataType, text: str) -> Any:
 def _bytes(text: str) -> bytes:
     if text.startswith(_BASE64):
         return base64.b64decode(text.removeprefix(_BASE64), validate=True)
-    try:
-        return bytes.fromhex(text.removeprefix("0x"))
-    except ValueError:
-        return base64.b64decode(text, validate=True)
+    digits = text.removeprefix(_HEX)
+    if not set(digits) - set(string.hexdigits) and len(digits) % 2 == 0:
+        return bytes.fromhex(digits)
+    if text.startswith(_HEX):
+        raise ValueError("not hexadecimal")
+    return base64.b64decode(text, validate=True)

@@ -37,7 +37,11 @@ COLUMNS: dict[str, tuple[Any, list[str], list[str]]] = {
     "timestamp": (MOMENT, ["2026-05-04T12:30:00", "2026-05-04 14:30+02:00"], ["12:30"]),
     "timestamp_ntz": (MOMENT.replace(tzinfo=None), ["2026-05-04T12:30"], ["2026-05-04T12:30+02:00"]),
     "decimal(6,2)": (Decimal("2.50"), ["2.5", "2.50"], ["x", "NaN", "12345.6"]),
-    "binary": (b"\xca\xfe", ["cafe", "CAFE", "0xcafe", "yv4=", "base64:yv4="], ["xyz", "0xc", "base64:c"]),
+    "binary": (
+        b"\xca\xfe",
+        ["cafe", "CAFE", "0xcafe", "yv4=", "base64:yv4="],
+        ["xyz", "0xc", "0xyz", "0xcafeyv", "ca fe", "0xca fe", "base64:c"],
+    ),
 }
 """A key of each type, texts of it, and texts that are refused."""
 CASES = [(ddl, key, texts, wrong) for ddl, (key, texts, wrong) in COLUMNS.items()]
