@@ -134,8 +134,9 @@ class StreamExecutionEnvironment(PyFlinkNames):
 
     def from_df(self, df: DataFrame) -> DataStream:
         """A stream of any streaming DataFrame."""
+        node = _checked_frame(df)
         self.definition.unbounded = True
-        return DataStream(self, _checked_frame(df))
+        return DataStream(self, node)
 
     def from_source(self, source: Source, watermark: tuple[str, Time | str] | None = None) -> DataStream:
         """A stream of a source such as `KafkaSource(...)`, or of any object with `load(spark)`.
