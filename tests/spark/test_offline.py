@@ -28,7 +28,6 @@ from cairn import (
     NotFoundError,
     RuntimeContext,
     Savepoint,
-    StateTypeError,
     ValueStateDescriptor,
 )
 from cairn.model.keygroups import key_group

@@ -95,7 +95,9 @@ class JobHandle(PyFlinkNames):
 
         With `drain` one more epoch runs at the end of event time, so that every event-time timer fires; the job is not
         meant to be resumed then. If the savepoint fails or takes longer than `timeout` seconds the job continues, and
-        the error is raised. Asked again with its `request_id`, a stop in progress is joined; another one is refused.
+        the error is raised. If the job fails while the savepoint is completed, it is FAILED, and the
+        `CheckpointFailedError` names the savepoint. Asked again with its `request_id`, a stop in progress is joined;
+        another one is refused.
         """
         return self._actions.stop(dir, drain, timeout, request_id)
 

@@ -18,7 +18,8 @@
 
 FAILING, FINISHING, STOPPING and CANCELING are left for one state only: how a job ends is decided once. While they last,
 the query is stopped, checkpoints are discarded or kept, and the end is written to the job's journal. RUNNING goes to
-FAILING, too, if the supervisor itself meets an error.
+FAILING, too, if the supervisor itself meets an error. A stop whose savepoint is complete when the job is FAILING comes
+too late: the job is FAILED, and the stop raises an error that names the savepoint.
 
 Users see Flink's words, `JobStatus`.
 """
@@ -96,6 +97,7 @@ STATUS: Mapping[JobState, JobStatus] = {
 
 REQUESTED = frozenset({JobState.STOPPING, JobState.CANCELING})
 """States that users bring about."""
+FAILURE = frozenset({JobState.FAILING, JobState.FAILED})
 
 
 def end_of(closing: JobState) -> JobState:

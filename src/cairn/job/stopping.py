@@ -54,8 +54,8 @@ class StopContext:
     run: int
     timers: bool
     """Whether a drain needs one more epoch, for timers to fire in."""
-    end: Callable[[], None]
-    """Stops the query. The gate is shut when it is called."""
+    end: Callable[[], CairnError | None]
+    """Stops the query. The gate is shut when it is called. Returns why the job has failed if it did so before."""
 
 
 class _Stop:
@@ -152,7 +152,7 @@ def _stop(context: StopContext, order: SavepointOrder, timeout: float) -> Checkp
         gate.open()
         _remove_note(context.files, note)
         raise
-    context.end()
+    failure = context.end()
     _remove_note(context.files, note)
     last = coordinator.current_epoch()
     if last != info.epoch:
@@ -162,6 +162,13 @@ def _stop(context: StopContext, order: SavepointOrder, timeout: float) -> Checkp
             "another job that starts from the savepoint would process the rows since then again.",
             path=info.path,
         )
+    if failure is not None:
+        raise CheckpointFailedError(
+            f"savepoint {info.path} is complete and contains epoch {info.epoch}, the last one, but the job failed "
+            f"before it could be stopped: {failure.message}. Nothing is lost: start a job from the savepoint, or this "
+            "one again.",
+            path=info.path,
+        ) from failure
     return info
 
 

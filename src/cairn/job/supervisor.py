@@ -20,7 +20,7 @@ from cairn.job.idle_start import tell_end
 from cairn.job.job_context import JobContext
 from cairn.job.job_events import EpochCommitted, EpochHistory, JobEnded, JobRestarting, JobStarted
 from cairn.job.job_run import JobRun, RunParts
-from cairn.job.life_cycle import REQUESTED, STATUS, JobState, JobStatus, LifeCycle
+from cairn.job.life_cycle import FAILURE, REQUESTED, STATUS, JobState, JobStatus, LifeCycle
 from cairn.job.retention import CheckpointRetention
 from cairn.logs import get_logger
 from cairn.storage.running_jobs import forget_running, note_running
@@ -121,10 +121,16 @@ class Supervisor:
         if self.current is not None:
             self.current.settle(self.life.over)
 
-    def finish(self) -> None:
-        """End a job whose stream is held: the savepoint that it is stopped with is complete."""
+    def finish(self) -> CairnError | None:
+        """End a job whose stream is held: the savepoint that it is stopped with is complete.
+
+        Returns why the job has failed if it did so before it could be stopped.
+        """
         self.life.request(JobState.STOPPING)
         self._end_query(_STOP_GRACE)
+        if self.life.state not in FAILURE:
+            return None
+        return self._failure or EpochFailedError(f"job '{self.context.name}' has failed")
 
     def _end_query(self, grace: float) -> None:
         """Let no further epoch begin, give the running one some time, and stop the query."""

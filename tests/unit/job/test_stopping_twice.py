@@ -13,7 +13,7 @@ from tests.support.savepoint_lab import World
 from tests.support.stopping_lab import Loop, served, stopped
 
 from cairn.coordinator.pending_checkpoint import SavepointOrder
-from cairn.errors import CheckpointFailedError
+from cairn.errors import CheckpointFailedError, EpochFailedError
 from cairn.job import stopping
 from cairn.job.epoch_gate import EpochGate
 from cairn.job.stopping import StopContext, stop
@@ -192,6 +192,17 @@ def test_an_epoch_after_the_savepoint_is_told(tmp_path: Path) -> None:
     error = served(world, call)
     assert isinstance(error, CheckpointFailedError)
     assert "epoch 4 was committed after savepoint /sp/savepoint-1, which contains epoch 3" in error.message
+
+
+def test_a_stop_of_a_job_that_has_failed_names_the_savepoint(tmp_path: Path) -> None:
+    world, gate = World(tmp_path), EpochGate()
+    world.commit(3)
+    context = StopContext(world.files, gate, world.coordinator, Loop(), 1, False, lambda: EpochFailedError("it broke"))
+    error = served(world, lambda: stop(context, SavepointOrder("/sp", "r"), PATIENCE))
+    assert isinstance(error, CheckpointFailedError)
+    assert "savepoint /sp/savepoint-1 is complete and contains epoch 3" in error.message
+    assert "it broke" in error.message
+    assert world.files.list("stopping") == []
 
 
 def test_a_job_that_is_ending_is_not_stopped_once_more(tmp_path: Path) -> None:

@@ -182,6 +182,31 @@ def test_a_stop_that_is_canceled_too_is_a_stop(job: Job) -> None:
     assert [event.closing for event in ended] == [JobState.STOPPING]
 
 
+def test_a_stop_of_a_job_that_has_failed_meanwhile_tells_why(tmp_path: Path) -> None:
+    job = Job(tmp_path, "none")
+    job.start()
+    told: list[CairnError | None] = []
+    late = threading.Thread(target=lambda: told.append(job.supervisor.finish()))
+
+    def stop(event: JobEnded) -> None:
+        late.start()
+
+    job.supervisor.events.subscribe(JobEnded, stop)
+    job.queries[0].end(EpochFailedError("it broke"))
+    with pytest.raises(EpochFailedError):
+        job.handle.await_termination(PATIENCE)
+    late.join(PATIENCE)
+    assert told == [job.handle.exception()]
+    assert told[0] is not None
+    assert job.handle.status() is JobStatus.FAILED
+
+
+def test_a_stop_of_a_running_job_tells_of_no_failure(job: Job) -> None:
+    job.start()
+    assert job.supervisor.finish() is None
+    assert job.handle.status() is JobStatus.FINISHED
+
+
 def test_how_a_job_ended_is_decided_once(tmp_path: Path) -> None:
     """A cancel that comes while a failed job is closed does not make it a canceled one."""
     job = Job(tmp_path, "none")

@@ -131,7 +131,7 @@ def test_all_readers_take_several_columns_in_one_text_or_many(tmp_path: Path) ->
         assert outcome(of_api, path, text) == refused
 
 
-ROUND = {
+ROUND: dict[str, list[Any]] = {
     "string": ["", "a", "a,b", "[", '["a"]', " a ", "0x1", "é\n"],
     "bigint": [-5, 2**63 - 1],
     "double": [2.5, 1e300, float("inf"), -0.1],
