@@ -210,7 +210,7 @@ def _identity(operator: SnapshotOperator, state: SnapshotState, rows: pa.Table) 
             dtype = parse_type("binary")
         columns.append((name, dtype))
         arrays.append(array)
-    return KeyCodec(columns).encode(arrays)
+    return KeyCodec(columns).joined(arrays)
 
 
 def _whole(rows: pa.Table, name: str) -> pa.Array:

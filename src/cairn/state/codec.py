@@ -59,7 +59,19 @@ class KeyCodec:
         self._row = row_class(tuple(name for name, _ in columns))
 
     def encode(self, arrays: Sequence[pa.Array]) -> pa.Array:
-        """One binary value per row. Null keys are refused."""
+        """One binary value per row. Null keys are refused, and those that are too long to be stored."""
+        encoded = self.joined(arrays)
+        if encoded.get_total_buffer_size() <= MAX_KEY_BYTES:
+            return encoded
+        longest = pc.max(pc.binary_length(encoded)).as_py() or 0
+        if longest > MAX_KEY_BYTES:
+            raise InvalidInputError(
+                f"a key of ({self.ddl}) takes {longest} bytes; at most {MAX_KEY_BYTES} are allowed", size=longest
+            )
+        return encoded
+
+    def joined(self, arrays: Sequence[pa.Array]) -> pa.Array:
+        """`encode` for what is compared only, and may be of any length."""
         parts = []
         for (name, dtype), array in zip(self.columns, arrays, strict=True):
             if array.null_count:
@@ -71,20 +83,11 @@ class KeyCodec:
                 _check_text(f"key column '{name}'", array)
             parts.append(_key_bytes(dtype, array))
         if len(parts) == 1:
-            encoded = parts[0]
-        else:
-            pieces: list[pa.Array] = []
-            for part in parts:
-                pieces += [_lengths(part), part]
-            encoded = pc.binary_join_element_wise(*pieces, _blank())
-        if encoded.get_total_buffer_size() <= MAX_KEY_BYTES:
-            return encoded
-        longest = pc.max(pc.binary_length(encoded)).as_py() or 0
-        if longest > MAX_KEY_BYTES:
-            raise InvalidInputError(
-                f"a key of ({self.ddl}) takes {longest} bytes; at most {MAX_KEY_BYTES} are allowed", size=longest
-            )
-        return encoded
+            return parts[0]
+        pieces: list[pa.Array] = []
+        for part in parts:
+            pieces += [_lengths(part), part]
+        return pc.binary_join_element_wise(*pieces, _blank())
 
     def encode_one(self, values: Sequence[Any]) -> bytes:
         """The bytes of one key given as Python values."""

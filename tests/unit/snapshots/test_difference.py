@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from tests.support.diff_lab import canonical, expected, two_savepoints
+from tests.support.restore_lab import savepoint_of
+from tests.support.state_lab import Lab
 
 from cairn.cli import state_queries
 from cairn.cli.output import Output
 from cairn.model.ddl import parse_type
+from cairn.model.descriptors import MapStateDescriptor
 from cairn.snapshots.difference import StatePair, compared, equal_values, state_pairs, steps
 from cairn.snapshots.resolver import open_snapshot
 from cairn.state.typed_columns import typed_list
@@ -92,3 +95,22 @@ def test_a_state_of_another_type_is_removed_and_added(tmp_path: Path) -> None:
     assert sum(part.removed.num_rows for part in parts) == len(before["number"])
     assert sum(part.added.num_rows for part in parts) == len(after["text"])
     assert sum(part.after.num_rows for part in parts) == 0
+
+
+def test_keys_of_any_length_that_state_can_have_are_compared(tmp_path: Path) -> None:
+    rows = MapStateDescriptor("rows", "struct<b:binary>", "int")
+    names = MapStateDescriptor("names", "string", "int")
+    key, paths = "k" * 20_000, []
+    with Lab(rows, names, state_dir=tmp_path / "job", max_parallelism=8) as lab:
+        for number in range(2):
+
+            def put(states: Any, ctx: Any, number: int = number) -> None:
+                states.rows.put((bytes(9_000),), number)
+                states.names.put("n" * 20_000, number)
+
+            lab.do(key, put)
+            paths.append(savepoint_of(tmp_path / "job", tmp_path / "savepoints", token=f"s{number}"))
+    for pair in state_pairs(open_snapshot(paths[0]), open_snapshot(paths[1])):
+        parts = list(compared(pair))
+        changes = [sum(getattr(part, kind).num_rows for part in parts) for kind in ("added", "removed", "after")]
+        assert changes == [0, 0, 1], pair.name
