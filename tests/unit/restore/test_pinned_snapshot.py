@@ -106,7 +106,7 @@ def test_a_newer_checkpoint_is_taken_if_the_newest_is_discarded_meanwhile(
 ) -> None:
     folder, new = tmp_path / "job", tmp_path / "new"
     first = run(folder, 1)
-    made = []
+    made: list[Any] = []
 
     def replaced(reference: str, exact: bool = False) -> Snapshot:
         """The job completes another checkpoint, and discards the one that was opened, before it is held."""
