@@ -162,7 +162,7 @@ def test_an_old_request_to_stop_does_not_stop_the_next_run(job: Job) -> None:
     assert sorted(job.asked) == ["savepoint", "stop"], "what harms nobody is done all the same"
     assert "the request to stop is 3600 s old" in job.answer("stop")["error"]
     assert "the request to cancel is 3600 s old" in job.answer("cancel")["error"]
-    assert "ask again" in job.answer("stop")["error"]
+    assert "repeat the request" in job.answer("stop")["error"]
     assert job.answer("young")["checkpoint"]["epoch"] == 3
 
 
