@@ -196,7 +196,7 @@ def test_broker_that_is_down_fails_the_epoch_and_loses_nothing(kafka: KafkaServe
 def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInputError, match="needs bootstrap servers"):
         KafkaSink("", "t")
-    with pytest.raises(InvalidInputError, match=r"sets the option 'transactional.id' by itself"):
+    with pytest.raises(InvalidInputError, match=r"sets the option 'transactional.id' itself"):
         KafkaSink("localhost:1", "t", options={"transactional.id": "mine"})
     with pytest.raises(InvalidInputError, match="no column 'user' among key, value"):
         started(KafkaSink("localhost:1", "t", key="user"), job(tmp_path), RECORD)

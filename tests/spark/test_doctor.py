@@ -52,5 +52,5 @@ def test_a_package_that_spark_asks_for_and_cannot_import_fails_the_job_with_the_
 def test_a_job_that_takes_too_long_is_ended_and_reported(tmp_path: Path) -> None:
     code, check, _ = doctor(tmp_path, "--timeout", "1")
     assert (code, check["name"], check["status"]) == (1, "smallest job", "fail"), check
-    assert "0 of 2 epochs in 1 s" in check["detail"]
+    assert "0 of 2 epochs within the limit of 1 s" in check["detail"]
     assert "--timeout" in check["detail"]
