@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from cairn import (
 )
 from cairn.testing.keyed_harness import KeyedProcessHarness
 
+Job = Callable[[Path], KeyedProcessHarness]
 FOLDER = Path(__file__).parent / "v1"
 COLUMNS = "user string, shop int, n bigint"
 WIDE = "struct<i:int,d:double,s:string,b:binary,t:timestamp,day:date,m:decimal(9,2),l:array<int>,e:map<string,bigint>>"
@@ -96,18 +97,19 @@ def job(folder: Path, parallelism: int = 2) -> KeyedProcessHarness:
     )  # fmt: skip
 
 
-def main() -> None:
-    if FOLDER.exists():
-        raise SystemExit(f"{FOLDER} is there already, and golden files are never made again")
-    with job(FOLDER / "job") as made:
-        for start in range(0, len(ROWS), 15):
-            made.push(*ROWS[start : start + 15])
+def write_golden(folder: Path, job: Job, rows: Sequence[Any], portion: int) -> None:
+    """Run a job over the rows, `portion` of them in an epoch, and keep a checkpoint and a savepoint of it."""
+    if folder.exists():
+        raise SystemExit(f"{folder} is there already, and golden files are never made again")
+    with job(folder / "job") as made:
+        for start in range(0, len(rows), portion):
+            made.push(*rows[start : start + portion])
             made.run_epoch()
-    checkpoint_of(FOLDER / "job")
-    path = savepoint_of(FOLDER / "job", FOLDER)
-    Path(path).rename(FOLDER / "savepoint")
-    shutil.rmtree(FOLDER / "job" / "runs")
+    checkpoint_of(folder / "job")
+    path = savepoint_of(folder / "job", folder)
+    Path(path).rename(folder / "savepoint")
+    shutil.rmtree(folder / "job" / "runs")
 
 
 if __name__ == "__main__":
-    main()
+    write_golden(FOLDER, job, ROWS, 15)

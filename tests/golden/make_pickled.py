@@ -7,12 +7,11 @@ got their present names, and is never made again.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.restore_lab import checkpoint_of, savepoint_of
+from tests.golden.make import write_golden
 
 from cairn import CountWindow, KeyedProcessFunction, TimeWindow, ValueStateDescriptor
 from cairn.testing import KeyedProcessHarness
@@ -42,18 +41,5 @@ def job(folder: Path, parallelism: int = 2) -> KeyedProcessHarness:
     )  # fmt: skip
 
 
-def main() -> None:
-    if FOLDER.exists():
-        raise SystemExit(f"{FOLDER} is there already, and golden files are never made again")
-    with job(FOLDER / "job") as made:
-        for start in range(0, len(ROWS), 8):
-            made.push(*ROWS[start : start + 8])
-            made.run_epoch()
-    checkpoint_of(FOLDER / "job")
-    path = savepoint_of(FOLDER / "job", FOLDER)
-    Path(path).rename(FOLDER / "savepoint")
-    shutil.rmtree(FOLDER / "job" / "runs")
-
-
 if __name__ == "__main__":
-    main()
+    write_golden(FOLDER, job, ROWS, 8)

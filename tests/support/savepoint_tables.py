@@ -113,8 +113,9 @@ def load(path: str, job: Path, ranges: Any = ((0, 6), (7, 15)), specs: Any = Non
     for first, last in ranges:
         states = specs if specs is not None else {table.spec.name: table.spec for table in operator.tables}
         work = LoadWork(
-            path, msgspec.msgpack.encode(operator), metadata.max_parallelism, first, last, str(job), "new-uid", 9, 1,
-            77, states, **more,
+            savepoint=path, operator=msgspec.msgpack.encode(operator), max_parallelism=metadata.max_parallelism,
+            first_group=first, last_group=last, job_dir=str(job), uid="new-uid", epoch=9, run=1, now_ms=77,
+            states=states, **more,
         )  # fmt: skip
         made += [msgspec.msgpack.decode(raw, type=StateHandle) for raw in load_tables(work)]
     return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
@@ -18,9 +18,9 @@ from cairn.model.ddl import parse_keys
 from cairn.model.keygroups import KeyGroupRange
 from cairn.model.manifest import OperatorState, StateHandle, StateSpec
 from cairn.runtime.operator_state import without_waiting
+from cairn.snapshots.moved_range import MovedRange
 from cairn.state.expiry import alive
 from cairn.state.section_changes import ChainFiles
-from cairn.state.type_conversion import Conversion
 from cairn.state.typed_tables import table_schema, to_section, to_table
 from cairn.storage import layout
 from cairn.storage.chain_merge import compact, write_snapshot
@@ -30,27 +30,12 @@ from cairn.storage.manifest_store import writer_of
 from cairn.storage.state_file import Section, StateFile
 
 
-@dataclass(frozen=True)
-class RewriteWork:
-    """One range of key groups of one operator of a checkpoint, to be brought into a job."""
+@dataclass(frozen=True, kw_only=True)
+class RewriteWork(MovedRange):
+    """A range of a checkpoint to be brought into a job; `operator` is an `OperatorState`."""
 
     source_dir: str
     checkpoint: int
-    operator: bytes
-    """The encoded `OperatorState` as the checkpoint has it."""
-    max_parallelism: int
-    first_group: int
-    last_group: int
-    job_dir: str
-    uid: str
-    epoch: int
-    run: int
-    now_ms: int
-    states: Mapping[str, StateSpec] = field(default_factory=dict)
-    """What each stored state becomes, by its stored name."""
-    converters: Mapping[str, Conversion] = field(default_factory=dict)
-    time_reset_ms: int = 0
-    """`Snapshot.time_reset_ms` of the checkpoint."""
 
 
 def rewrite_range(work: RewriteWork) -> list[bytes]:

@@ -11,8 +11,8 @@ loading it makes the copies of the others again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from cairn.model.keygroups import KeyGroupRange, key_group_range
 from cairn.model.manifest import BROADCAST, OperatorState, StateHandle, StateSpec
 from cairn.model.savepoint_records import SavepointOperator, StateTable, TableFile
 from cairn.runtime.operator_state import without_waiting
+from cairn.snapshots.moved_range import MovedRange
 from cairn.state.codec import KeyCodec
 from cairn.state.expiry import alive
 from cairn.state.section_changes import ChainFiles
@@ -35,9 +36,6 @@ from cairn.storage.filesystem import open_filesystem
 from cairn.storage.manifest_store import load_identity, writer_of
 from cairn.storage.savepoint_parquet import TablePart, TableWriter, open_parts
 from cairn.storage.state_file import Section, SectionInfo, StateFile
-
-Converter = Callable[[pa.Array], pa.Array]
-"""Turns a column of the values that a savepoint holds into one of the type that a job declares."""
 
 
 class WrittenPart(msgspec.Struct, frozen=True):
@@ -66,30 +64,11 @@ class TableWork:
     """Only these states; None for all."""
 
 
-@dataclass(frozen=True)
-class LoadWork:
-    """One range of key groups of one operator of a savepoint to be brought into a job."""
+@dataclass(frozen=True, kw_only=True)
+class LoadWork(MovedRange):
+    """A range of a savepoint to be brought into a job; `operator` is a `SavepointOperator`."""
 
     savepoint: str
-    operator: bytes
-    """The encoded `SavepointOperator` as the savepoint has it."""
-    max_parallelism: int
-    first_group: int
-    last_group: int
-    job_dir: str
-    uid: str
-    """The operator's uid in the job."""
-    epoch: int
-    run: int
-    now_ms: int
-    """The access time of values that had none, if the job's state has TTL. If it no longer has TTL: the time at which
-    expired values are left out."""
-    states: Mapping[str, StateSpec] = field(default_factory=dict)
-    """What the job declares, by the state's name in the savepoint. A state that is not named is left behind."""
-    converters: Mapping[str, Converter] = field(default_factory=dict)
-    """By the state's name in the savepoint, where the type of the values differs."""
-    time_reset_ms: int = 0
-    """`Snapshot.time_reset_ms` of the savepoint."""
 
 
 # From a chain to tables.
